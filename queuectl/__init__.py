@@ -1,0 +1,1 @@
+"""queuectl: batch queues and gang scheduling for GPU clusters on Kubernetes."""

@@ -1,0 +1,1 @@
+"""The loops that join mirror, core, ledger and effects."""

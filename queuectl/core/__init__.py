@@ -1,0 +1,1 @@
+"""The scheduler: pure functions from a snapshot to a plan."""

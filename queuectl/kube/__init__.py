@@ -1,0 +1,1 @@
+"""The API server; the only package that imports kubernetes_asyncio."""

@@ -1,0 +1,109 @@
+"""The states of a workload and of its attempts, and the moves between them.
+
+    workload   Queued ──admit──▶ Active ──▶ Queued (requeue) or Finished
+    attempt    Reserved ─▶ Created ─▶ Ungated ─▶ Running ─▶ Ending ─▶ Ended
+                   └──────────┴──────────┴────────────────▶ Ending
+
+Each arrow is one Move, written by the ledger in one transaction together with the step that carries it out.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from queuectl.model.plan import Placement
+from queuectl.model.reasons import Why
+
+
+class WorkloadState(StrEnum):
+    """Where a workload is; it is in exactly one state."""
+
+    QUEUED = "Queued"
+    ACTIVE = "Active"
+    FINISHED = "Finished"
+
+
+class AttemptState(StrEnum):
+    """How far an attempt has come."""
+
+    RESERVED = "Reserved"  # room is reserved, pods are being created
+    CREATED = "Created"  # every pod exists, gated
+    UNGATED = "Ungated"  # every gate is gone
+    RUNNING = "Running"  # every pod is ready
+    ENDING = "Ending"  # pods are being removed; the room is still held
+    ENDED = "Ended"  # the room is given back
+
+
+class Step(StrEnum):
+    """A row of the outbox: one step of one gang."""
+
+    CREATE = "Create"
+    UNGATE = "Ungate"
+    REMOVE = "Remove"
+
+
+STEP_OF = {AttemptState.RESERVED: Step.CREATE, AttemptState.CREATED: Step.UNGATE, AttemptState.ENDING: Step.REMOVE}
+
+
+class Outcome(StrEnum):
+    """What becomes of the workload when an attempt has ended."""
+
+    REQUEUE = "Requeue"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    DELETED = "Deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why an attempt ends and what then."""
+
+    why: Why
+    outcome: Outcome
+    not_before: float = 0.0  # Unix seconds; with REQUEUE: not admitted again earlier
+    charged: bool = False  # counts against backoffLimit
+    late: bool = False  # counts for the start back-off
+    exit_code: int | None = None  # of the pod that decided it
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One arrow of an attempt's life. ``end`` is given exactly with a move to ENDING."""
+
+    uid: str
+    attempt: int
+    to: AttemptState
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at running a workload, as the ledger holds it."""
+
+    uid: str
+    number: int
+    state: AttemptState
+    generation: int  # metadata.generation that was planned for
+    placements: tuple[Placement, ...]
+    admitted_at: float  # Unix seconds, by the database's clock
+    running_at: float | None = None
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A workload as the ledger holds it. ``attempt`` is the latest, 0 before the first."""
+
+    uid: str
+    namespace: str
+    name: str
+    queue: str
+    priority: int
+    submitted_at: float
+    seq: int
+    state: WorkloadState = WorkloadState.QUEUED
+    attempt: int = 0
+    failures: int = 0  # attempts that ended charged
+    late_starts: int = 0  # attempts that ended late, since the last that ran
+    not_before: float = 0.0
+    last_end: End | None = None
+    finished_at: float | None = None

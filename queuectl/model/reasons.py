@@ -1,0 +1,76 @@
+"""The closed list of reasons: the one source for conditions, events, the command line, metrics and docs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Reason(Enum):
+    """Why a workload is in its state. The value is the sentence, its holes are the facts."""
+
+    # waiting
+    PENDING = "Waiting for the next admission cycle."
+    HELD = "Held by its user; 'queuectl release {job}' lets it start."
+    BACK_OFF = "Backing off until {until} after: {cause}"
+    BEHIND_HEAD = "Queue {queue} is StrictFIFO and {head} is first."
+    QUEUE_NOT_FOUND = "Queue {queue} does not exist."
+    MISCONFIGURED = "{field}: {problem}"
+    NO_MATCHING_FLAVOR = "No flavor of queue {queue} offers {missing} to role {role}."
+    EXCEEDS_MAX_QUOTA = (
+        "Can never fit: it asks for {wanted} {resource} and queue {queue} has {nominal} in flavor {flavor}."
+    )
+    WAITING_FOR_QUOTA = "Queue {queue} lacks {missing} {resource} in flavor {flavor}: {used} of {nominal} are in use."
+    EXCEEDS_CLUSTER = "Can never fit on today's nodes: {found} of {need} pods of role {role} would fit were all of flavor {flavor} empty."
+    WAITING_FOR_NODES = (
+        "Only {found} of {need} pods of role {role} fit on free nodes of flavor {flavor}: short of {short}."
+    )
+    # starting and running
+    ADMITTED = "Capacity for {pods} pods is reserved on {nodes} nodes; they are being created."
+    STARTING = "All {pods} pods were ungated together and are being bound."
+    RUNNING = "All {pods} pods are ready."
+    # given back
+    PODS_READY_TIMEOUT = "{ready} of {pods} pods were ready {seconds} s after the start."
+    PODS_REFUSED = "The API server refused pod {pod}: {problem}"
+    PLACE_LOST = "Others' pods took room on {node} before the gang was bound."
+    NODE_LOST = "Node {node} is gone."
+    POD_LOST = "Pod {pod} was removed by others."
+    POD_FAILED = "Pod {pod} failed with exit code {code}."
+    POD_DISRUPTED = "Pod {pod} was disrupted: {problem}"
+    SPEC_CHANGED = "The spec was changed between the decision and the start."
+    # the end
+    SUCCEEDED = "All pods that must succeed did."
+    BACKOFF_LIMIT_EXCEEDED = "Failed {failures} times, backoffLimit is {limit}; last: {cause}"
+    MAX_RUN_SECONDS_EXCEEDED = "Ran longer than maxRunSeconds of {seconds}."
+    DELETED = "Deleted by its user."
+
+    @property
+    def code(self) -> str:
+        """The CamelCase name that conditions, events and metrics carry."""
+        return "".join(part.capitalize() for part in self.name.split("_"))
+
+
+@dataclass(frozen=True)
+class Why:
+    """A reason with its facts."""
+
+    reason: Reason
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def code(self) -> str:
+        """The reason's CamelCase name."""
+        return self.reason.code
+
+    def __str__(self) -> str:
+        """Return the sentence, facts filled in."""
+        return self.reason.value.format_map(self.facts)
+
+
+BY_CODE = {reason.code: reason for reason in Reason}
+
+
+def why(reason: Reason, **facts: object) -> Why:
+    """Build a Why; raises KeyError at once when a fact of the sentence is missing."""
+    result = Why(reason, facts)
+    str(result)
+    return result

@@ -1,0 +1,124 @@
+"""Resource amounts as plain integers.
+
+An amount is an ``int``: thousandths for ``cpu``, bytes for memory-like resources, units for the rest.
+Fractions are rounded up, as kube-scheduler does, so that no request is ever counted too small.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from decimal import ROUND_CEILING, Decimal
+from typing import Any, TypeVar
+
+Resources = Mapping[str, int]
+Key = TypeVar("Key")
+
+MAX_AMOUNT = 2**63 - 1  # what a 64-bit column and a numpy int64 hold; larger amounts saturate
+QUANTITY_PATTERN = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E|[eE][+-]?[0-9]{1,3})?$"
+
+_QUANTITY = re.compile(QUANTITY_PATTERN)
+_SUFFIX = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
+    "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12),
+    "P": Decimal(10**15), "E": Decimal(10**18),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
+    "Pi": Decimal(2**50), "Ei": Decimal(2**60),
+}  # fmt: skip
+_MEMORY_LIKE = ("memory", "ephemeral-storage", "storage")
+
+
+def parse_quantity(resource: str, value: str | float) -> int:
+    """Return the amount that a Kubernetes quantity stands for.
+
+    Raises ValueError naming the value when it is not a quantity ("8 GPUs").
+    """
+    text = str(value).strip()
+    match = _QUANTITY.match(text)
+    if match is None:
+        message = f"{value!r} is not a quantity; write a number with an optional unit, such as 8, 500m or 64Gi"
+        raise ValueError(message)
+    suffix = match.group(3) or ""
+    if suffix[:1] in {"e", "E"} and len(suffix) > 1 and suffix != "Ei":
+        number, scale = Decimal(text), Decimal(1)
+    else:
+        number, scale = Decimal(text.removesuffix(suffix)), _SUFFIX[suffix]
+    if resource == "cpu":
+        scale *= 1000
+    amount = int((number * scale).to_integral_value(rounding=ROUND_CEILING))
+    return max(-MAX_AMOUNT, min(MAX_AMOUNT, amount))
+
+
+def format_quantity(resource: str, amount: int) -> str:
+    """Return the shortest exact quantity: ``1500`` of cpu is ``1500m``, ``2**30`` of memory is ``1Gi``."""
+    if resource == "cpu":
+        return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
+    if resource in _MEMORY_LIKE or resource.startswith("hugepages-"):
+        for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+            unit = int(_SUFFIX[suffix])
+            if amount and amount % unit == 0:
+                return f"{amount // unit}{suffix}"
+    return str(amount)
+
+
+def is_extended(resource: str) -> bool:
+    """Tell whether a device plugin announces the resource (``nvidia.com/gpu``), not the kubelet itself."""
+    return "/" in resource and not resource.startswith("kubernetes.io/")
+
+
+def is_gpu(resource: str) -> bool:
+    """Tell whether the resource counts GPUs, whole or sliced, by the name that vendors give it."""
+    _, _, name = resource.partition("/")
+    return bool(name) and ("gpu" in name or name.startswith("mig-"))
+
+
+def total(parts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
+    """Add up amounts, key by key."""
+    result: dict[Key, int] = {}
+    for part in parts:
+        for resource, amount in part.items():
+            result[resource] = result.get(resource, 0) + amount
+    return result
+
+
+def times(resources: Resources, count: int) -> dict[str, int]:
+    """Multiply every amount by a count."""
+    return {resource: amount * count for resource, amount in resources.items()}
+
+
+def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
+    """Return what kube-scheduler reserves for a pod of this spec, ``pods: 1`` included.
+
+    The largest of the init phase and the run phase, sidecars counted in both, plus overhead; pod-level
+    resources replace the sum. See KEP-753 (sidecar containers) and KEP-2837 (pod level resources).
+    Raises ValueError when a quantity is malformed.
+    """
+    running = total(_container_requests(c) for c in spec.get("containers") or ())
+    sidecars: dict[str, int] = {}
+    init_peak: dict[str, int] = {}
+    for container in spec.get("initContainers") or ():
+        requests = _container_requests(container)
+        if container.get("restartPolicy") == "Always":
+            sidecars = total((sidecars, requests))
+            requests = sidecars
+        else:
+            requests = total((sidecars, requests))
+        _raise_to(init_peak, requests)
+    result = total((running, sidecars))
+    _raise_to(result, init_peak)
+    result.update(_container_requests(spec))  # pod-level resources have the same form as a container's
+    result = total((result, _parse_all(spec.get("overhead") or {})))
+    return {resource: amount for resource, amount in result.items() if amount > 0} | {"pods": 1}
+
+
+def _container_requests(container: Mapping[str, Any]) -> dict[str, int]:
+    resources = container.get("resources") or {}
+    # A limit without a request is the request: the API server fills it in the same way.
+    return _parse_all({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _parse_all(quantities: Mapping[str, Any]) -> dict[str, int]:
+    return {resource: parse_quantity(resource, value) for resource, value in quantities.items()}
+
+
+def _raise_to(floor: dict[str, int], other: Resources) -> None:
+    for resource, amount in other.items():
+        floor[resource] = max(floor.get(resource, 0), amount)
