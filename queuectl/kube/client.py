@@ -1,0 +1,210 @@
+"""One connection to the API server: kubernetes-asyncio's configuration, TLS and authentication, raw JSON bodies.
+
+The generated client is not used beyond that: it returns error responses without raising, has no timeouts of
+its own and rebuilds every object through slow model classes.
+"""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+from kubernetes_asyncio.client import ApiClient, Configuration
+from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
+
+JSON = "application/json"
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+REQUEST_SECONDS = 30.0  # one request, answer included
+CONNECT_SECONDS = 5.0
+QUIET_SECONDS = 150.0  # a watch without event or bookmark for so long is dead; bookmarks come each minute
+
+_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class ApiUnreachableError(Exception):
+    """The API server did not answer, or with a 5xx or 429: trying again later makes sense."""
+
+
+class ApiError(Exception):
+    """The API server refused a request."""
+
+    def __init__(self, status: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        """Keep the HTTP status, and reason, message and details of the Status object."""
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.details = details or {}
+
+
+class KubeClient:
+    """Requests to one API server. Make it with ``open``; close it, or use it as a context manager."""
+
+    def __init__(self, api: ApiClient, kubeconfig: str | None, context: str | None) -> None:
+        """Take over an ApiClient; ``open`` is the way to get one."""
+        self._api = api
+        self._kubeconfig = kubeconfig
+        self._context = context
+        self._session: aiohttp.ClientSession = api.rest_client.pool_manager
+        self._host: str = (api.configuration.host or "").rstrip("/")
+
+    @classmethod
+    async def open(cls, kubeconfig: str | None = None, *, context: str | None = None) -> Self:
+        """Read the kubeconfig named, else $KUBECONFIG or ~/.kube/config, else the pod's service account.
+
+        Raises ApiUnreachableError when none of them can be read.
+        """
+        configuration = await _load(kubeconfig, context)
+        return cls(ApiClient(configuration=configuration), kubeconfig, context)
+
+    @property
+    def host(self) -> str:
+        """The API server's address."""
+        return self._host
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the pod this runs in, else ``default``."""
+        try:
+            with open(_SERVICE_ACCOUNT.replace("token", "namespace"), encoding="utf-8") as file:  # noqa: PTH123
+                return file.read().strip()
+        except OSError:
+            return "default"
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._api.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the client itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close all connections."""
+        await self.close()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+    ) -> Any:  # noqa: ANN401 - free-form JSON
+        """Send one request and return the decoded answer.
+
+        Raises ApiError for a 4xx and ApiUnreachableError for everything that may pass.
+        """
+        return _decode(
+            await self.request_raw(method, path, params=params, body=body, content_type=content_type, accept=accept)
+            or b"null"
+        )
+
+    async def request_raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        content_type: str = JSON,
+        accept: str = JSON,
+    ) -> bytes:
+        """Send one request and return the answer's bytes; a body of ``bytes`` goes out as it is."""
+        data = body if isinstance(body, bytes) else None if body is None else _encode(body)
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
+        for last_try in (False, True):
+            headers = await self._headers(accept)
+            if data is not None:
+                headers["Content-Type"] = content_type
+            try:
+                async with self._session.request(
+                    method, self._host + path, params=params, data=data, headers=headers, timeout=timeout
+                ) as response:
+                    answer = await response.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise ApiUnreachableError(f"{self._host}: {error or type(error).__name__}") from error
+            if response.status == 401 and not last_try:  # noqa: PLR2004 - a short-lived credential ran out
+                await self._renew()
+                continue
+            _raise_for_status(response.status, answer)
+            return answer
+        raise AssertionError
+
+    @asynccontextmanager
+    async def stream(self, path: str, *, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a watch; the value is an iterator of its lines, of any length.
+
+        Raises as ``request`` does; ends without error when the server ends the watch.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=QUIET_SECONDS)
+        try:
+            async with self._session.get(
+                self._host + path, params=params, headers=await self._headers(JSON), timeout=timeout
+            ) as response:
+                if response.status >= 400:  # noqa: PLR2004
+                    _raise_for_status(response.status, await response.read())
+                yield _lines(response.content)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiUnreachableError(f"{self._host}: {error or type(error).__name__}") from error
+
+    async def _headers(self, accept: str) -> dict[str, str]:
+        headers = {"Accept": accept, "User-Agent": "queuectl"}
+        await self._api.update_params_for_auth(headers, [], ["BearerToken"])
+        return headers
+
+    async def _renew(self) -> None:
+        self._api.configuration = await _load(self._kubeconfig, self._context)
+
+
+async def _load(kubeconfig: str | None, context: str | None) -> Configuration:
+    configuration = Configuration()
+    try:
+        if kubeconfig is None and "KUBECONFIG" not in os.environ and os.path.exists(_SERVICE_ACCOUNT):  # noqa: ASYNC240, PTH110
+            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            await load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
+    except (ConfigException, OSError, TimeoutError) as error:
+        raise ApiUnreachableError(
+            f"no usable kubeconfig: {error}; name one with --kubeconfig or $KUBECONFIG"
+        ) from error
+    return configuration
+
+
+def _raise_for_status(status: int, answer: bytes) -> None:
+    if status < 400:  # noqa: PLR2004
+        return
+    try:
+        problem = _decode(answer)
+    except msgspec.DecodeError:
+        problem = {}
+    if not isinstance(problem, dict):
+        problem = {}
+    message = problem.get("message") or answer[:500].decode(errors="replace") or f"HTTP {status}"
+    if status >= 500 or status == 429:  # noqa: PLR2004
+        raise ApiUnreachableError(f"HTTP {status}: {message}")
+    raise ApiError(status, problem.get("reason") or "", message, problem.get("details"))
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    rest = bytearray()
+    async for chunk in content.iter_any():
+        rest += chunk
+        if b"\n" in chunk:
+            *lines, tail = bytes(rest).split(b"\n")
+            rest = bytearray(tail)
+            for line in lines:
+                if line:
+                    yield line

@@ -1,0 +1,198 @@
+"""A local copy of one kind of object, kept by list and watch on raw JSON.
+
+One ``run`` is an endless series of list-then-watch rounds. A round ends when the server ends the watch (normal),
+says 410 Gone (list again; what vanished meanwhile is reported as removed), or the connection breaks or stays
+quiet for too long (back off, then go on from the last resource version seen).
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from queuectl.kube.client import ApiError, ApiUnreachableError, KubeClient
+
+PAGE = "500"
+WATCH_SECONDS = 280
+BACKOFF_SECONDS = (0.1, 5.0)  # first and longest pause, doubled in between
+
+log = structlog.get_logger()
+
+
+class Meta(msgspec.Struct, rename="camel"):
+    """The metadata that an informer itself needs."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class Watched(Protocol):
+    """What can be kept by an informer."""
+
+    @property
+    def key(self) -> str:
+        """Unique in its kind."""
+
+    @property
+    def resource_version(self) -> str:
+        """As the API server gave it."""
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class _Page(msgspec.Struct):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Versioned(msgspec.Struct):
+    metadata: Meta = msgspec.field(default_factory=Meta)
+
+
+class _Status(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+class _GoneError(Exception):
+    """The resource version is too old: list again."""
+
+
+T = TypeVar("T", bound=Watched)
+_page = msgspec.json.Decoder(_Page)
+_event = msgspec.json.Decoder(_Event)
+_versioned = msgspec.json.Decoder(_Versioned)
+_status = msgspec.json.Decoder(_Status)
+
+
+class Informer(Generic[T]):
+    """Keeps ``objects`` (by key) and tells ``on_change(old, new)`` of each change; None stands for absence.
+
+    ``on_change`` is called in the event loop and must not block. ``decode`` turns an object's bytes into a T;
+    what it can't decode is logged and treated as absent.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        path: str,
+        decode: Callable[[msgspec.Raw], T],
+        on_change: Callable[[T | None, T | None], None],
+        *,
+        label_selector: str = "",
+    ) -> None:
+        """Prepare; nothing is sent before ``run``."""
+        self.objects: dict[str, T] = {}
+        self.synced = asyncio.Event()
+        self._client = client
+        self._path = path
+        self._decode = decode
+        self._on_change = on_change
+        self._params = {"labelSelector": label_selector} if label_selector else {}
+        self._version = ""
+
+    async def run(self) -> None:
+        """List and watch until cancelled."""
+        pause = BACKOFF_SECONDS[0]
+        while True:
+            before = self._version
+            try:
+                if not self._version:
+                    await self._list()
+                    self.synced.set()
+                await self._watch()
+                pause = BACKOFF_SECONDS[0]
+            except _GoneError:
+                self._version = ""
+            except (ApiUnreachableError, ApiError) as error:
+                if self._version != before:  # it had worked for a while
+                    pause = BACKOFF_SECONDS[0]
+                log.warning("watch interrupted", path=self._path, error=str(error), pause=round(pause, 2))
+            # Jitter keeps informers from coming back all at once.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+            pause = min(pause * 2, BACKOFF_SECONDS[1])
+
+    async def _list(self) -> None:
+        found: dict[str, T] = {}
+        params = self._params | {"limit": PAGE}
+        while True:
+            try:
+                page = _page.decode(await self._client.request_raw("GET", self._path, params=params))
+            except ApiError as error:
+                if error.status == 410:  # noqa: PLR2004 - the continue token expired
+                    raise _GoneError from error
+                raise
+            for raw in page.items or ():
+                item = self._try_decode(raw)
+                if item is not None:
+                    found[item.key] = item
+            if not page.metadata.continue_:
+                break
+            params = self._params | {"limit": PAGE, "continue": page.metadata.continue_}
+        for key in [key for key in self.objects if key not in found]:
+            self._set(key, None)
+        for key, item in found.items():
+            known = self.objects.get(key)
+            if known is None or known.resource_version != item.resource_version:
+                self._set(key, item)
+        self._version = page.metadata.resource_version
+
+    async def _watch(self) -> None:
+        params = self._params | {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(WATCH_SECONDS + random.randrange(40)),  # noqa: S311
+        }
+        try:
+            async with self._client.stream(self._path, params=params) as lines:
+                async for line in lines:
+                    self._handle(_event.decode(line))
+        except ApiError as error:
+            if error.status == 410:  # noqa: PLR2004
+                raise _GoneError from error
+            raise
+
+    def _handle(self, event: _Event) -> None:
+        if event.type == "ERROR":
+            status = _status.decode(event.object)
+            if status.code == 410:  # noqa: PLR2004
+                raise _GoneError
+            raise ApiUnreachableError(f"watch: {status.message}")
+        if event.type == "BOOKMARK":
+            self._version = _versioned.decode(event.object).metadata.resource_version
+            return
+        item = self._try_decode(event.object)
+        if item is None:
+            self._version = _versioned.decode(event.object).metadata.resource_version
+            return
+        self._version = item.resource_version
+        self._set(item.key, None if event.type == "DELETED" else item)
+
+    def _set(self, key: str, item: T | None) -> None:
+        old = self.objects.pop(key, None)
+        if item is not None:
+            self.objects[key] = item
+        if old is not None or item is not None:
+            self._on_change(old, item)
+
+    def _try_decode(self, raw: msgspec.Raw) -> T | None:
+        try:
+            return self._decode(raw)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            meta = _versioned.decode(raw).metadata
+            log.exception("object skipped", path=self._path, name=meta.name, namespace=meta.namespace)
+            return None
