@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
+from queuectl.model.reasons import Why
+
 
 @dataclass(frozen=True, slots=True)
 class Taint:
@@ -77,6 +79,7 @@ class Gang:
     gpu_models: tuple[str, ...] = ()
     hold: bool = False
     not_before: float = 0.0  # Unix seconds; a requeued gang backs off until then
+    last_end: str = ""  # why the attempt before ended
 
     @cached_property
     def shape(self) -> tuple[object, ...]:
@@ -126,3 +129,61 @@ class Node:
     allocatable: Mapping[str, int] = field(default_factory=dict)
     unschedulable: bool = False
     ready: bool = True
+
+
+class Place(StrEnum):
+    """What a reserved node is worth to a gang that is not yet bound there."""
+
+    GOOD = "Good"
+    CROWDED = "Crowded"  # others' pods took room that was reserved
+    CLOSED = "Closed"  # unschedulable, not ready or newly tainted
+    GONE = "Gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What is read of a pod. ``workload``, ``attempt``, ``role`` and ``index`` are set on our own only."""
+
+    uid: str
+    namespace: str
+    name: str
+    resource_version: str
+    node: str = ""  # empty until bound
+    phase: str = "Pending"
+    ready: bool = False
+    gated: bool = False
+    deleting: bool = False
+    exit_code: int | None = None
+    disrupted: str = ""  # message of a DisruptionTarget condition
+    workload: str = ""
+    attempt: int = 0
+    role: str = ""
+    index: int = 0
+    requests: tuple[tuple[str, int], ...] = ()  # of others' bound pods
+
+    @property
+    def key(self) -> str:
+        """Unique among pods."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether the pod has stopped by itself; it then holds no room."""
+        return self.phase in {"Succeeded", "Failed"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A TrainingJob as the controller works with it. ``problem`` is set when its spec can't be used."""
+
+    gang: Gang
+    generation: int
+    resource_version: str
+    deleting: bool = False
+    has_finalizer: bool = False
+    start_deadline_seconds: int = 300
+    backoff_limit: int = 3
+    max_run_seconds: int | None = None
+    ttl_seconds: int | None = None
+    templates: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # role → pod template
+    problem: Why | None = None

@@ -31,7 +31,7 @@ class Reason(Enum):
     # given back
     PODS_READY_TIMEOUT = "{ready} of {pods} pods were ready {seconds} s after the start."
     PODS_REFUSED = "The API server refused pod {pod}: {problem}"
-    PLACE_LOST = "Others' pods took room on {node} before the gang was bound."
+    PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."
     NODE_LOST = "Node {node} is gone."
     POD_LOST = "Pod {pod} was removed by others."
     POD_FAILED = "Pod {pod} failed with exit code {code}."

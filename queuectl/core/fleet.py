@@ -1,0 +1,174 @@
+"""The nodes as one integer matrix, kept incrementally and copied cheaply for each cycle.
+
+Rows are nodes, columns are resources, both in order of first appearance; a forgotten node's row is used again.
+"""
+
+from collections.abc import Iterable
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from queuectl.core.nodes import eligible
+from queuectl.model.objects import Constraints, Flavor, Node, Place
+
+Matrix = npt.NDArray[np.int64]  # (nodes, resources)
+Mask = npt.NDArray[np.bool_]  # (nodes,)
+Requests = Iterable[tuple[str, int]]
+
+AMOUNT_LIMIT = 2**60  # amounts saturate here, so that the sums of a node can't overflow
+
+
+class Fleet:
+    """What nodes have, what others' pods use of it and what is reserved."""
+
+    def __init__(self) -> None:
+        """Start without nodes."""
+        self._rows: dict[str, int] = {}
+        self._columns: dict[str, int] = {}
+        self._nodes: list[Node | None] = []  # by row; None: a name known only from pods or reservations, or unused
+        self._unused: list[int] = []
+        self._allocatable: Matrix = np.zeros((0, 0), np.int64)
+        self._others: Matrix = np.zeros((0, 0), np.int64)
+        self._reserved: Matrix = np.zeros((0, 0), np.int64)
+        self._masks: dict[tuple[Flavor, Constraints], Mask] = {}
+
+    def snapshot(self) -> Self:
+        """Return a copy in which reserving changes nothing here; all else is shared, so use it at once."""
+        copy = type(self)()
+        copy.__dict__.update(self.__dict__)
+        copy._reserved = self._reserved.copy()  # noqa: SLF001 - of the same class
+        return copy
+
+    def set_node(self, node: Node) -> None:
+        """Add a node or replace what is known of it."""
+        row = self._row(node.name)
+        self._nodes[row] = node
+        columns = [self._column(resource) for resource in node.allocatable]  # may replace the matrices
+        self._allocatable[row] = 0
+        self._allocatable[row, columns] = [min(amount, AMOUNT_LIMIT) for amount in node.allocatable.values()]
+        for (flavor, constraints), mask in self._masks.items():
+            mask[row] = eligible(node, flavor, constraints)
+
+    def remove_node(self, name: str) -> None:
+        """Take a node's room away; pods and reservations still counted there stay counted."""
+        row = self._rows.get(name)
+        if row is None:
+            return
+        self._nodes[row] = None
+        self._allocatable[row] = 0
+        for mask in self._masks.values():
+            mask[row] = False
+        self._forget_if_unused(name)
+
+    def use(self, node: str, requests: Requests, sign: int) -> None:
+        """Count (+1) or stop counting (-1) another's pod on a node."""
+        row, columns, amounts = self._at(node, requests, sign)
+        self._others[row, columns] += amounts
+        self._forget_if_unused(node)
+
+    def reserve(self, node: str, requests: Requests, count: int) -> None:
+        """Reserve ``count`` times the requests on a node; a negative count frees."""
+        row, columns, amounts = self._at(node, requests, count)
+        self._reserved[row, columns] += amounts
+        self._forget_if_unused(node)
+
+    def free(self) -> Matrix:
+        """Return the room that nobody has; negative where a room shrank below what is reserved."""
+        room: Matrix = np.maximum(self._allocatable - self._others, 0)
+        return room - self._reserved
+
+    def allocatable(self) -> Matrix:
+        """Return the room of nodes that nobody uses; not to be written."""
+        return self._allocatable
+
+    def mask(self, flavor: Flavor, constraints: Constraints) -> Mask:
+        """Return which rows pods of these constraints may use; kept, so not to be written."""
+        key = (flavor, constraints)
+        if key not in self._masks:
+            self._masks[key] = np.array(
+                [node is not None and eligible(node, flavor, constraints) for node in self._nodes], np.bool_
+            )
+        return self._masks[key]
+
+    def forget_masks(self) -> None:
+        """Drop kept masks, for flavors have changed."""
+        self._masks.clear()
+
+    def columns(self, requests: Requests) -> tuple[list[int], Matrix] | None:
+        """Return columns and amounts of a request; None when no node ever offered one of its resources."""
+        wanted = dict(requests)
+        if not wanted.keys() <= self._columns.keys():
+            return None
+        return [self._columns[resource] for resource in wanted], np.array(list(wanted.values()), np.int64)
+
+    def name(self, row: int) -> str:
+        """Return the name of the node in a row that a mask allows."""
+        node = self._nodes[row]
+        if node is None:
+            raise LookupError(f"row {row} holds no node")
+        return node.name
+
+    def node_names(self) -> list[str]:
+        """Return the names of all nodes that exist."""
+        return [node.name for node in self._nodes if node is not None]
+
+    def room(self, name: str) -> dict[str, int]:
+        """Return the node's room per resource as the ledger keeps it; empty for a node that is gone."""
+        row = self._rows.get(name)
+        node = self._nodes[row] if row is not None else None
+        if row is None or node is None:
+            return {}
+        return {
+            resource: max(0, int(self._allocatable[row, column] - self._others[row, column]))
+            for resource, column in self._columns.items()
+            if resource in node.allocatable
+        }
+
+    def place(self, name: str, flavor: Flavor, constraints: Constraints) -> Place:
+        """Tell what a reserved place is worth to pods that are not bound there yet."""
+        row = self._rows.get(name)
+        node = self._nodes[row] if row is not None else None
+        if row is None or node is None:
+            return Place.GONE
+        if not eligible(node, flavor, constraints):
+            return Place.CLOSED
+        held = self._reserved[row] > 0
+        short = self._allocatable[row] < self._others[row] + self._reserved[row]
+        return Place.CROWDED if bool((held & short).any()) else Place.GOOD
+
+    def _at(self, name: str, requests: Requests, count: int) -> tuple[int, list[int], Matrix]:
+        wanted = dict(requests)
+        row, columns = self._row(name), [self._column(resource) for resource in wanted]
+        return row, columns, np.array(list(wanted.values()), np.int64) * count
+
+    def _row(self, name: str) -> int:
+        row = self._rows.get(name)
+        if row is not None:
+            return row
+        if not self._unused:
+            self._resize(max(16, 2 * len(self._nodes)), self._reserved.shape[1])
+        row = self._rows[name] = self._unused.pop()
+        return row
+
+    def _column(self, resource: str) -> int:
+        column = self._columns.setdefault(resource, len(self._columns))
+        if column == self._reserved.shape[1]:
+            self._resize(len(self._nodes), max(8, 2 * column))
+        return column
+
+    def _resize(self, rows: int, columns: int) -> None:
+        old_rows, old_columns = self._reserved.shape
+        shape = ((0, rows - old_rows), (0, columns - old_columns))
+        self._allocatable = np.pad(self._allocatable, shape)
+        self._others = np.pad(self._others, shape)
+        self._reserved = np.pad(self._reserved, shape)
+        self._nodes.extend([None] * (rows - old_rows))
+        self._unused.extend(range(rows - 1, old_rows - 1, -1))
+        self._masks = {key: np.pad(mask, (0, rows - old_rows)) for key, mask in self._masks.items()}
+
+    def _forget_if_unused(self, name: str) -> None:
+        row = self._rows[name]
+        if self._nodes[row] is None and not self._others[row].any() and not self._reserved[row].any():
+            del self._rows[name]
+            self._unused.append(row)

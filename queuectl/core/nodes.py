@@ -1,0 +1,68 @@
+"""Which nodes a role's pods may use, by kube-scheduler's own rules."""
+
+from collections.abc import Mapping
+
+from queuectl.model.objects import Constraints, Flavor, Node, NodeTerm, Requirement, Taint, Toleration
+
+
+def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
+    """Tell whether kube-scheduler would let such a pod onto the node, room aside.
+
+    Flavor labels, node selector, required node affinity, taints, ``unschedulable`` and readiness.
+    """
+    return (
+        node.ready
+        and not node.unschedulable
+        and all(node.labels.get(key) == value for key, value in flavor.node_labels)
+        and all(node.labels.get(key) == value for key, value in constraints.selector)
+        and (not constraints.terms or any(_term_matches(term, node) for term in constraints.terms))
+        and all(_tolerated(taint, (*constraints.tolerations, *flavor.tolerations)) for taint in node.taints)
+    )
+
+
+def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
+    return taint.effect not in {"NoSchedule", "NoExecute"} or any(_tolerates(t, taint) for t in tolerations)
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if not toleration.key:  # an empty key with Exists tolerates everything
+        return toleration.operator == "Exists"
+    return toleration.key == taint.key and (toleration.operator == "Exists" or toleration.value == taint.value)
+
+
+def _term_matches(term: NodeTerm, node: Node) -> bool:
+    if not term.labels and not term.fields:  # an empty term matches no object
+        return False
+    return all(_holds(r, node.labels) for r in term.labels) and all(
+        _holds(r, {"metadata.name": node.name}) for r in term.fields
+    )
+
+
+def _holds(requirement: Requirement, labels: Mapping[str, str]) -> bool:
+    value = labels.get(requirement.key)
+    match requirement.operator:
+        case "In":
+            holds = value in requirement.values
+        case "NotIn":
+            holds = value not in requirement.values
+        case "Exists":
+            holds = value is not None
+        case "DoesNotExist":
+            holds = value is None
+        case "Gt":
+            holds = _difference(value, requirement) > 0
+        case "Lt":
+            holds = _difference(value, requirement) < 0
+        case _:
+            holds = False
+    return holds
+
+
+def _difference(value: str | None, requirement: Requirement) -> int:
+    """Return label minus bound; 0, which no operator accepts, when either is not an integer."""
+    try:
+        return int(value or "") - int(requirement.values[0])
+    except (ValueError, IndexError):
+        return 0
