@@ -1,0 +1,517 @@
+"""The API, ``queuectl.dev/v1alpha1``: TrainingJob, Queue and ResourceFlavor.
+
+These models are its only definition. ``queuectl.kube.schema`` makes the CRDs from them: docstrings and descriptions
+become what ``kubectl explain`` shows, constraints become the schema, and a rule that stands in CEL has its Python
+twin beside it, so that a manifest is refused alike before and by the API server.
+"""
+
+import json
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic.alias_generators import to_camel
+
+from queuectl.kube.fields import LabelName, Name, QualifiedName, Quantity, rule, rules
+from queuectl.model.objects import QueueOrder
+from queuectl.model.resources import is_gpu, parse_quantity
+
+GROUP = "queuectl.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+FINALIZER = f"{GROUP}/ledger"
+CHANGED_BY = f"{GROUP}/changed-by"
+
+MAX_PODS = 10_000  # of one gang: the ledger writes its reservations in one bounded transaction
+MAX_NAME_AND_ROLE = 49  # pods are named <job>-<role>-<attempt>-<index>, which must fit a label's 63 characters
+MAX_SPEC_BYTES = 1_000_000  # etcd stores 1.5 MiB an object; the rest is for status and managed fields
+MAX_PRIORITY = 1_000_000_000  # as for PriorityClasses that users may create
+INT32 = 2**31 - 1
+GPU_RESOURCE = "^[^/]*/(mig-|.*gpu)"  # what is_gpu tells, for CEL
+
+Int32 = Annotated[StrictInt, Field(json_schema_extra={"format": "int32"})]
+Int64 = Annotated[StrictInt, Field(json_schema_extra={"format": "int64"})]
+Text = Annotated[StrictStr, Field(max_length=253)]
+Message = Annotated[StrictStr, Field(max_length=32768)]
+Labels = Annotated[dict[StrictStr, Annotated[StrictStr, Field(max_length=63)]], Field(max_length=64)]
+Annotations = Annotated[dict[StrictStr, Annotated[StrictStr, Field(max_length=262_144)]], Field(max_length=64)]
+Quantities = Annotated[dict[StrictStr, Quantity], Field(max_length=32)]
+
+
+class Phase(StrEnum):
+    """Where a TrainingJob is, in one word."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    STOPPING = "Stopping"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class ConditionType(StrEnum):
+    """The conditions that queuectl sets."""
+
+    QUOTA_RESERVED = "QuotaReserved"
+    ADMITTED = "Admitted"
+    PODS_READY = "PodsReady"
+    EVICTED = "Evicted"
+    REQUEUED = "Requeued"
+    FINISHED = "Finished"
+    READY = "Ready"  # of a Queue
+
+
+class Part(BaseModel):
+    """Part of an object of ours: an unknown field is an error, a null one is as good as absent."""
+
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, use_attribute_docstrings=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        # The API server drops nulls before it fills in defaults; so do we.
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class OpenPart(Part):
+    """Part of an object of which we read only some fields and keep all."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ObjectMeta(OpenPart):
+    """Kubernetes' standard metadata."""
+
+    name: str = ""
+    generate_name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    finalizers: list[str] = Field(default_factory=list)
+
+
+class StatusCondition(Part):
+    """One aspect of the state, as it was last observed."""
+
+    type: Text = Field(description="What the condition is about, in CamelCase.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    observed_generation: Int64 | None = Field(None, ge=0, description="The metadata.generation that was looked at.")
+    last_transition_time: datetime = Field(description="When the status last changed.")
+    reason: Text = Field(description="Why, as a code of the closed list of reasons.")
+    message: Message = Field(description="Why, in a sentence with the facts.")
+
+
+Conditions = Annotated[
+    list[StatusCondition],
+    Field(
+        max_length=16,
+        description="The state in aspects, as 'kubectl wait' reads them.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    ),
+]
+
+
+class ContainerResources(OpenPart):
+    """What a container asks for."""
+
+    requests: Quantities | None = Field(None, description="What is reserved for the container.")
+    limits: Quantities | None = Field(None, description="What the container may use; a request where none is given.")
+
+    def asks_gpu(self) -> bool:
+        """Tell whether a GPU, whole or sliced, is requested."""
+        asked = {**(self.limits or {}), **(self.requests or {})}
+        return any(is_gpu(resource) and parse_quantity(resource, value) > 0 for resource, value in asked.items())
+
+
+class Container(OpenPart):
+    """A container as in any pod; fields that queuectl does not read are passed on."""
+
+    name: LabelName = Field(description="The container's name, unique in the pod.")
+    resources: ContainerResources | None = Field(None, description="What the container asks for.")
+
+
+def _containers(description: str, **more: Any) -> Any:
+    extra = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+    return Field(max_length=16, description=description, json_schema_extra=extra, **more)
+
+
+class PodSpec(OpenPart):
+    """A pod's spec; fields that queuectl does not read are passed on."""
+
+    containers: list[Container] = _containers("The pod's containers.", min_length=1)
+    init_containers: list[Container] | None = _containers("Containers that run first.", default=None)
+    node_selector: Labels | None = Field(None, description="Labels that the pod's node must have.")
+    restart_policy: Literal["Never", "OnFailure"] = Field(
+        "Never", description="Never: a failed container fails its pod; OnFailure: the kubelet restarts it in place."
+    )
+
+
+class TemplateMeta(Part):
+    """Metadata of the pods."""
+
+    labels: Labels | None = Field(None, description="Labels of the pods.")
+    annotations: Annotations | None = Field(None, description="Annotations of the pods.")
+
+
+class PodTemplate(Part):
+    """What each pod of a role looks like."""
+
+    metadata: TemplateMeta | None = Field(None, description="Labels and annotations of the pods.")
+    spec: PodSpec = Field(description="The pods' spec.")
+
+
+class Role(Part):
+    """Pods of a job that share a template."""
+
+    name: Annotated[LabelName, Field(max_length=30)] = Field(
+        description="The role's name, unique in the job; it becomes part of the pods' names."
+    )
+    replicas: Int32 = Field(ge=1, le=MAX_PODS, description="How many pods of the role the gang has.")
+    must_succeed: StrictBool = Field(
+        True,  # noqa: FBT003 - the default's place in every Field
+        description="Whether the job waits for this role's pods to succeed; those of other roles are then stopped.",
+    )
+    template: PodTemplate = Field(description="What each pod of the role looks like.")
+
+
+class Gpu(Part):
+    """What the gang needs of its GPUs."""
+
+    models: Annotated[list[Annotated[StrictStr, Field(min_length=1, max_length=63)]], Field(min_length=1)] = Field(
+        max_length=16,
+        description="GPU models that will do: only flavors whose gpuModel is among them are used.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+
+
+_ONE_PRIORITY = "priority and priorityClassName exclude each other; keep one of them"
+_NO_WAIT = "no role has mustSucceed: true, so the job would be over at once; set it for at least one role"
+_NO_GPU = "gpu.models is given, but no container requests a GPU; add a request such as nvidia.com/gpu: 1, or remove gpu"
+_ASKS_GPU = " || ".join(
+    f"has(r.template.spec.{containers}) && r.template.spec.{containers}.exists(c, has(c.resources) && "
+    f"has(c.resources.{kind}) && c.resources.{kind}.exists(k, k.matches('{GPU_RESOURCE}') && "
+    f"c.resources.{kind}[k] != 0 && c.resources.{kind}[k] != '0'))"
+    for containers in ("containers", "initContainers")
+    for kind in ("requests", "limits")
+)
+
+
+class TrainingJobSpec(Part):
+    """What is to run, and where it queues."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule("!(has(self.priority) && has(self.priorityClassName))", _ONE_PRIORITY),
+            rule(f"!has(self.gpu) || self.roles.exists(r, {_ASKS_GPU})", _NO_GPU),
+        )
+    )
+
+    queue: Name = Field(description="The Queue that the job waits in.")
+    priority_class_name: Name | None = Field(
+        None, description="The PriorityClass whose value is the job's priority; give this or priority, not both."
+    )
+    priority: Int32 | None = Field(
+        None,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="The job's priority, higher is earlier; 0 when neither this nor priorityClassName is given.",
+    )
+    roles: list[Role] = Field(
+        min_length=1,
+        max_length=16,
+        description="The pods of the gang, by role; all of them start together.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+            **rules(
+                rule(
+                    "self.all(r, self.exists_one(s, s.name == r.name))",
+                    says="'two roles are named \"%s\"; give each role a name of its own'"
+                    ".format([self.filter(r, !self.exists_one(s, s.name == r.name))[0].name])",
+                ),
+                rule("self.exists(r, !has(r.mustSucceed) || r.mustSucceed)", _NO_WAIT),
+                rule(
+                    f"self.map(r, r.replicas).sum() <= {MAX_PODS}",
+                    says=f"'the replicas of all roles add up to %d; at most {MAX_PODS} pods make a gang'"
+                    ".format([self.map(r, r.replicas).sum()])",
+                ),
+            ),
+        },
+    )
+    gpu: Gpu | None = Field(None, description="What the gang needs of its GPUs.")
+    start_deadline_seconds: Int32 = Field(
+        300,
+        ge=1,
+        le=86_400,
+        description="Seconds from admission within which all pods must be ready; else all go back to the queue.",
+    )
+    backoff_limit: Int32 = Field(
+        3, ge=0, le=INT32, description="How many failed attempts are tried again before the job fails."
+    )
+    max_run_seconds: Int64 | None = Field(
+        None, ge=1, description="Seconds that the job may run, after which it is stopped and fails."
+    )
+    hold: StrictBool = Field(False, description="Whether the job waits until it is released.")  # noqa: FBT003
+    ttl_seconds_after_finished: Int32 | None = Field(
+        None, ge=0, le=INT32, description="Seconds after its end at which the job is deleted; never when absent."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.priority is not None and self.priority_class_name is not None:
+            raise ValueError(_ONE_PRIORITY)
+        names = [role.name for role in self.roles]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise ValueError(f'two roles are named "{twice}"; give each role a name of its own')
+        if not any(role.must_succeed for role in self.roles):
+            raise ValueError(_NO_WAIT)
+        pods = sum(role.replicas for role in self.roles)
+        if pods > MAX_PODS:
+            raise ValueError(f"the replicas of all roles add up to {pods}; at most {MAX_PODS} pods make a gang")
+        if self.gpu is not None and not self.asks_gpu():
+            raise ValueError(_NO_GPU)
+        return self
+
+    def asks_gpu(self) -> bool:
+        """Tell whether any container of any role requests a GPU."""
+        return any(
+            container.resources is not None and container.resources.asks_gpu()
+            for role in self.roles
+            for container in (*role.template.spec.containers, *(role.template.spec.init_containers or ()))
+        )
+
+
+class RoleAssignment(Part):
+    """Pods of one role on one node."""
+
+    role: Text = Field(description="The role.")
+    flavor: Text = Field(description="The ResourceFlavor whose quota is used.")
+    node: Text = Field(description="The node.")
+    pods: Int32 = Field(ge=0, description="How many pods of the role are there.")
+
+
+class TrainingJobStatus(Part):
+    """What became of it."""
+
+    phase: Phase | None = Field(None, description="Where the job is, in one word.")
+    conditions: Conditions | None = None
+    observed_generation: Int64 | None = Field(
+        None, ge=0, description="The metadata.generation that this status is about."
+    )
+    queue_position: Int32 | None = Field(None, ge=0, description="Place in the queue, from 1, while it waits.")
+    reason: Text | None = Field(None, description="Why the job is in its phase, as a code.")
+    message: Message | None = Field(None, description="Why the job is in its phase, in a sentence with the facts.")
+    attempt: Int32 | None = Field(None, ge=0, description="The number of the latest try at running the job, from 1.")
+    failures: Int32 | None = Field(None, ge=0, description="How many attempts failed so far.")
+    pods: Text | None = Field(None, description="Pods ready of pods wanted, such as 3/8.")
+    assignments: list[RoleAssignment] | None = Field(
+        None,
+        max_length=MAX_PODS,
+        description="Where the pods of the latest attempt are.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    admitted_at: datetime | None = Field(None, description="When capacity was reserved for the latest attempt.")
+    started_at: datetime | None = Field(None, description="When all pods of the latest attempt were ready.")
+    finished_at: datetime | None = Field(None, description="When the job ended.")
+    exit_code: Int32 | None = Field(None, description="Exit code of the pod that decided the end.")
+
+
+class TrainingJob(Part):
+    """A gang of pods that waits in a Queue and starts as a whole."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                f"self.spec.roles.all(r, size(self.metadata.name) + size(r.name) <= {MAX_NAME_AND_ROLE})",
+                says="'the names of the job, %s, and of its role %s are too long for its pods: "
+                f"together at most {MAX_NAME_AND_ROLE} characters'.format([self.metadata.name, self.spec.roles.filter(r, "
+                f"size(self.metadata.name) + size(r.name) > {MAX_NAME_AND_ROLE})[0].name])",
+            )
+        )
+    )
+
+    api_version: Literal["queuectl.dev/v1alpha1"] = API_VERSION
+    kind: Literal["TrainingJob"] = "TrainingJob"
+    metadata: ObjectMeta
+    spec: TrainingJobSpec = Field(description="What is to run, and where it queues.")
+    status: TrainingJobStatus | None = Field(None, description="What became of it, written by queuectl.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _limit_size(cls, data: Any) -> Any:
+        spec = data.get("spec") if isinstance(data, dict) else None
+        size = len(json.dumps(spec, default=str))
+        if size > MAX_SPEC_BYTES:
+            raise ValueError(
+                f"spec takes {size} bytes and at most {MAX_SPEC_BYTES} can be stored;"
+                " move data out of the template, into an image, a volume or a ConfigMap"
+            )
+        return data
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        name = self.metadata.name or self.metadata.generate_name + 5 * "x"
+        for role in self.spec.roles:
+            if len(name) + len(role.name) > MAX_NAME_AND_ROLE:
+                raise ValueError(
+                    f"the names of the job, {name}, and of its role {role.name}"
+                    f" are too long for its pods: together at most {MAX_NAME_AND_ROLE} characters"
+                )
+        return self
+
+
+class Quota(Part):
+    """How much of a flavor's resource a queue owns."""
+
+    flavor: Name = Field(description="The ResourceFlavor.")
+    resource: QualifiedName = Field(description="The resource, such as nvidia.com/gpu, cpu or memory.")
+    nominal: Quantity = Field(description="The queue's own quota, such as 8 or 64Gi.")
+
+
+class ReservedQuota(Part):
+    """How much of a quota is in use."""
+
+    flavor: Text = Field(description="The ResourceFlavor.")
+    resource: Text = Field(description="The resource.")
+    amount: Text = Field(description="What the queue's jobs hold.")
+    nominal: Text = Field(description="The queue's own quota.")
+
+
+_QUOTA_LIST = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["flavor", "resource"]}
+
+
+class QueueSpec(Part):
+    """Quotas of the queue and its place among the others."""
+
+    parent: Name | None = Field(None, description="The Queue above this one.")
+    order: QueueOrder = Field(
+        QueueOrder.BEST_EFFORT_FIFO,
+        description="StrictFIFO: nobody passes the head; BestEffortFIFO: what fits may pass a head that does not.",
+    )
+    quotas: list[Quota] | None = Field(
+        None,
+        max_length=128,
+        description="Quotas per flavor and resource; flavors are tried in this order.",
+        json_schema_extra=_QUOTA_LIST,
+    )
+
+    @model_validator(mode="after")
+    def _check_quotas(self) -> Self:
+        seen: set[tuple[str, str]] = set()
+        for quota in self.quotas or ():
+            if (quota.flavor, quota.resource) in seen:
+                raise ValueError(
+                    f"two quotas are for {quota.resource} of flavor {quota.flavor}; give each pair one quota"
+                )
+            seen.add((quota.flavor, quota.resource))
+        return self
+
+
+class QueueStatus(Part):
+    """What waits and runs in the queue."""
+
+    conditions: Conditions | None = None
+    observed_generation: Int64 | None = Field(
+        None, ge=0, description="The metadata.generation that this status is about."
+    )
+    pending: Int32 | None = Field(None, ge=0, description="Jobs that wait.")
+    running: Int32 | None = Field(None, ge=0, description="Jobs that hold capacity.")
+    reserved: list[ReservedQuota] | None = Field(
+        None, max_length=128, description="What is in use of each quota.", json_schema_extra=_QUOTA_LIST
+    )
+
+
+class Queue(Part):
+    """Where jobs wait; it has quotas."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.spec.parent) || self.spec.parent != self.metadata.name",
+                says="'queue ' + self.metadata.name + ' is its own parent; name another Queue or remove parent'",
+                field=".spec.parent",
+            )
+        )
+    )
+
+    api_version: Literal["queuectl.dev/v1alpha1"] = API_VERSION
+    kind: Literal["Queue"] = "Queue"
+    metadata: ObjectMeta
+    spec: QueueSpec = Field(description="Quotas of the queue and its place among the others.")
+    status: QueueStatus | None = Field(None, description="What waits and runs in the queue, written by queuectl.")
+
+    @model_validator(mode="after")
+    def _check_parent(self) -> Self:
+        name = self.metadata.name
+        if name and self.spec.parent == name:
+            raise ValueError(f"queue {name} is its own parent; name another Queue or remove parent")
+        return self
+
+
+_EMPTY_KEY = "a toleration without a key must have operator Exists"
+_EXISTS_VALUE = "a toleration with operator Exists has no value; remove it, or write operator Equal"
+
+
+class FlavorToleration(Part):
+    """A toleration, as of a pod."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule("has(self.key) || (has(self.operator) && self.operator == 'Exists')", _EMPTY_KEY),
+            rule("!has(self.value) || !has(self.operator) || self.operator != 'Exists'", _EXISTS_VALUE),
+        )
+    )
+
+    key: QualifiedName | None = Field(None, description="The taint's key; every key when absent.")
+    operator: Literal["Equal", "Exists"] | None = Field(None, description="How the value is compared; Equal if absent.")
+    value: Annotated[StrictStr, Field(max_length=63)] | None = Field(None, description="The taint's value.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="The taint's effect; every effect when absent."
+    )
+    toleration_seconds: Int64 | None = Field(
+        None, description="For NoExecute: seconds that the pod stays; for ever when absent."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.key is None and self.operator != "Exists":
+            raise ValueError(_EMPTY_KEY)
+        if self.value is not None and self.operator == "Exists":
+            raise ValueError(_EXISTS_VALUE)
+        return self
+
+
+class ResourceFlavorSpec(Part):
+    """Which nodes are of this kind, and what their pods need."""
+
+    node_labels: Labels | None = Field(None, description="Labels that nodes of this kind have; all nodes when empty.")
+    tolerations: list[FlavorToleration] | None = Field(
+        None,
+        max_length=32,
+        description="Tolerations that are added to pods on these nodes.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    gpu_model: Annotated[StrictStr, Field(min_length=1, max_length=63)] | None = Field(
+        None, description="The model of these nodes' GPUs, as jobs name it in gpu.models."
+    )
+
+
+class ResourceFlavor(Part):
+    """A kind of node."""
+
+    api_version: Literal["queuectl.dev/v1alpha1"] = API_VERSION
+    kind: Literal["ResourceFlavor"] = "ResourceFlavor"
+    metadata: ObjectMeta
+    spec: ResourceFlavorSpec = Field(
+        default_factory=ResourceFlavorSpec, description="Which nodes are of this kind, and what their pods need."
+    )
+
+
+KINDS: tuple[type[TrainingJob] | type[Queue] | type[ResourceFlavor], ...] = (TrainingJob, Queue, ResourceFlavor)

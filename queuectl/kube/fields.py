@@ -1,0 +1,126 @@
+"""Field types of the API that say in words what is wrong, in Python and in CEL alike."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, core_schema
+
+from queuectl.model.resources import parse_quantity
+
+LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+QUALIFIED_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+NOT_A_QUANTITY = "is not a quantity; write 8 or 64Gi"
+BELOW_ZERO = "is below zero; write 0 or more"
+
+
+def rule(cel: str, message: str = "", *, says: str = "", field: str = "") -> dict[str, str]:
+    """Return a CEL rule with a fixed ``message``, or one that the CEL expression ``says`` makes."""
+    entry = {"rule": cel, "message": message, "messageExpression": says, "fieldPath": field}
+    return {key: value for key, value in entry.items() if value}
+
+
+def rules(*entries: dict[str, str]) -> dict[str, Any]:
+    """Return the rules as extra keys of a JSON schema."""
+    return {"x-kubernetes-validations": list(entries)}
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Marks a string that must match ``pattern``; the error says ``remedy`` instead of showing the pattern."""
+
+    pattern: str
+    remedy: str
+    longest: int
+
+    def check(self, value: str) -> str:
+        """Return the value; raises ValueError when it doesn't match."""
+        if not re.fullmatch(self.pattern, value):
+            raise ValueError(f'"{value}" {self.remedy}')
+        return value
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check the length, then the pattern."""
+        text = core_schema.str_schema(strict=True, max_length=self.longest)
+        return core_schema.no_info_after_validator_function(self.check, text)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Say the same in CEL."""
+        says = f"'\"' + self + '\" {self.remedy}'"
+        return {
+            "type": "string",
+            "maxLength": self.longest,
+            **rules(rule(f"self.matches('{self.pattern}')", says=says)),
+        }
+
+
+class AmountMarker:
+    """Marks a quantity: an int or a string, not negative."""
+
+    def check(self, value: object) -> int | str:
+        """Return the value as written; raises ValueError when it isn't a quantity or is negative."""
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError(f"{value!r} {NOT_A_QUANTITY}, a fraction as text or in thousandths: 500m")
+        try:
+            amount = parse_quantity("", value)
+        except ValueError:
+            raise ValueError(f'"{value}" {NOT_A_QUANTITY}') from None
+        if amount < 0 or str(value).startswith("-"):
+            raise ValueError(f"{value} {BELOW_ZERO}")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Keep the value as the user wrote it."""
+        return core_schema.no_info_plain_validator_function(self.check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return Kubernetes' int-or-string.
+
+        Its CEL cost is reckoned as that of a 3 MiB string, too dear for every request of every container. So an
+        admission policy looks at the text (see ``queuectl.kube.policies``).
+        """
+        return {"x-kubernetes-int-or-string": True, "minimum": 0}
+
+
+LabelName = Annotated[
+    str, Matching(LABEL_PATTERN, "is not a name; use lower-case letters, digits and -, such as worker-a", 63)
+]
+Name = Annotated[
+    str, Matching(SUBDOMAIN_PATTERN, "is not a name; use lower-case letters, digits, - and ., such as team-a", 253)
+]
+QualifiedName = Annotated[
+    str, Matching(QUALIFIED_PATTERN, "is not a qualified name; write it as cpu or nvidia.com/gpu", 316)
+]
+Quantity = Annotated[int | str, AmountMarker()]
+
+
+def problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
+    """Return what is wrong as pairs of field path (``spec.roles[0].replicas``) and sentence with value and remedy."""
+    return [_problem(entry["loc"], entry["type"], entry["msg"], entry["input"], model) for entry in error.errors()]
+
+
+def _problem(loc: Iterable[int | str], kind: str, text: str, value: object, model: type[BaseModel]) -> tuple[str, str]:
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    path = path.lstrip(".")
+    if kind == "extra_forbidden":
+        name = path.rpartition(".")[2]
+        near = difflib.get_close_matches(name, _field_names(model), n=1)
+        return path, f"unknown field {name}" + (f"; did you mean {near[0]}?" if near else "; remove it")
+    if kind == "missing":
+        return path, "is required"
+    if kind == "value_error":
+        return path, text.removeprefix("Value error, ")
+    text = text[:1].lower() + text[1:]
+    shown = repr(value) if isinstance(value, str | int | float) else f"this {type(value).__name__}"
+    return path, f"{shown}: {text}"
+
+
+def _field_names(model: type[BaseModel]) -> list[str]:
+    schema = model.model_json_schema()
+    return [name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())]

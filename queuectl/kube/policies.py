@@ -1,0 +1,143 @@
+"""Admission policies: the rules about our objects that need the request, or cost more than a CRD may."""
+
+from typing import Any
+
+from queuectl.kube.crds import CHANGED_BY, FINALIZER, GROUP, VERSION, Phase
+from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY
+
+_FIXED_FIELDS = ("queue", "priority", "priorityClassName", "roles", "gpu")
+
+
+def policies() -> list[dict[str, Any]]:
+    """Return every policy, each followed by its binding."""
+    return [
+        *_mutating(
+            "queuectl-finalizer",
+            resource="trainingjobs",
+            operations=["CREATE"],
+            mutation=f'Object{{metadata: Object.metadata{{finalizers: ["{FINALIZER}"]}}}}',
+        ),
+        *_mutating(
+            "queuectl-changed-by",
+            resource="queues",
+            operations=["CREATE", "UPDATE"],
+            mutation=f'Object{{metadata: Object.metadata{{annotations: {{"{CHANGED_BY}": variables.author}}}}}}',
+            conditions=[{"name": "spec-or-author-changed", "expression": _SPEC_OR_AUTHOR_CHANGED}],
+            variables=[{"name": "author", "expression": _AUTHOR}],
+        ),
+        *_validating(
+            "queuectl-admitted-is-fixed",
+            resource="trainingjobs",
+            operations=["UPDATE"],
+            conditions=[{"name": "admitted", "expression": _IS_ADMITTED}],
+            variables=[{"name": "changed", "expression": _CHANGED}],
+            validations=[
+                {
+                    "expression": "variables.changed.size() == 0",
+                    "messageExpression": _text(
+                        "spec.",
+                        "variables.changed.join(', spec.')",
+                        " can't be changed while the job is ",
+                        "oldObject.status.phase",
+                        ": delete it and submit it anew, or wait until it is back in the queue",
+                    ),
+                }
+            ],
+        ),
+    ]
+
+
+# Who changed the spec; a change of the annotation alone is undone, so that nobody can write another's name.
+_OLD = f"'{CHANGED_BY}'"
+_HAS_OLD = f"oldObject != null && has(oldObject.metadata.annotations) && {_OLD} in oldObject.metadata.annotations"
+_HAS_NEW = f"has(object.metadata.annotations) && {_OLD} in object.metadata.annotations"
+_SPEC_CHANGED = "oldObject == null || object.spec != oldObject.spec"
+_SPEC_OR_AUTHOR_CHANGED = (
+    f"{_SPEC_CHANGED} || ({_HAS_OLD} ? object.metadata.?annotations[{_OLD}].orValue('') "
+    f"!= oldObject.metadata.annotations[{_OLD}] : ({_HAS_NEW}))"
+)
+_AUTHOR = (
+    f"({_SPEC_CHANGED} || !({_HAS_OLD})) ? request.userInfo.username : string(oldObject.metadata.annotations[{_OLD}])"
+)
+
+_IS_ADMITTED = "oldObject.?status.phase.orValue('') in [{}]".format(
+    ", ".join(f"'{phase}'" for phase in Phase if phase is not Phase.PENDING)
+)
+_CHANGED = "[{}].filter(name, name != '')".format(
+    ", ".join(f"object.spec.?{name} == oldObject.spec.?{name} ? '' : '{name}'" for name in _FIXED_FIELDS)
+)
+
+
+def _text(*parts: str) -> str:
+    """Join literals and CEL expressions, in turn, starting with a literal."""
+    return " + ".join(part if index % 2 else f'"{part}"' for index, part in enumerate(parts))
+
+
+def _matching(resource: str, operations: list[str]) -> dict[str, Any]:
+    return {
+        "resourceRules": [
+            {"apiGroups": [GROUP], "apiVersions": [VERSION], "operations": operations, "resources": [resource]}
+        ]
+    }
+
+
+def _mutating(
+    name: str, *, resource: str, operations: list[str], mutation: str, **spec: list[dict[str, str]]
+) -> list[dict[str, Any]]:
+    # ApplyConfiguration, not JSONPatch: the latter with a list as value makes kube-apiserver 1.36.3 panic.
+    return _policy(
+        "Mutating",
+        name,
+        _matching(resource, operations),
+        {},
+        reinvocationPolicy="IfNeeded",
+        mutations=[{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": mutation}}],
+        **spec,
+    )
+
+
+def _validating(
+    name: str,
+    *,
+    resource: str,
+    operations: list[str],
+    validations: list[dict[str, str]],
+    **spec: list[dict[str, str]],
+) -> list[dict[str, Any]]:
+    return _policy(
+        "Validating",
+        name,
+        _matching(resource, operations),
+        {"validationActions": ["Deny"]},
+        validations=validations,
+        **spec,
+    )
+
+
+def _policy(
+    kind: str,
+    name: str,
+    matching: dict[str, Any],
+    binding: dict[str, Any],
+    *,
+    conditions: list[dict[str, str]] | None = None,
+    **spec: Any,
+) -> list[dict[str, Any]]:
+    api = "admissionregistration.k8s.io/v1"
+    head = {"failurePolicy": "Fail", "matchConstraints": matching}
+    if conditions:
+        head["matchConditions"] = conditions
+    return [
+        {
+            "apiVersion": api,
+            "kind": f"{kind}AdmissionPolicy",
+            "metadata": {"name": name},
+            "spec": {**head, **spec},
+        },
+        {
+            "apiVersion": api,
+            "kind": f"{kind}AdmissionPolicyBinding",
+            "metadata": {"name": name},
+            "spec": {"policyName": name, **binding},
+        },
+    ]
