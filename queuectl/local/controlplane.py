@@ -135,11 +135,16 @@ def status(state: Path) -> list[Status]:
     return shown
 
 
-def stop(state: Path, component: str) -> None:
-    """End one component; its port and data stay reserved for `start` or `up`. Raises LocalError."""
+def stop(state: Path, component: str, *, kill: bool = False) -> None:
+    """End one component; its ports and data stay for `start` or `up`. Raises LocalError.
+
+    An API server asked to end serves open watches for up to 10 s more; `kill` ends it at once (SIGKILL).
+    """
     with _known(state, component) as (folder, record):
-        if component in record.processes:
-            process.end([record.processes.pop(component)])
+        if known := record.processes.pop(component, None):
+            if kill:
+                process.send(known, signal.SIGKILL)
+            process.end([known])
             _write(folder, record)
 
 
