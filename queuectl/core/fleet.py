@@ -131,7 +131,7 @@ class Fleet:
         node = self._nodes[row] if row is not None else None
         if row is None or node is None:
             return Place.GONE
-        if not eligible(node, flavor, constraints):
+        if not self.mask(flavor, constraints)[row]:
             return Place.CLOSED
         held = self._reserved[row] > 0
         short = self._allocatable[row] < self._others[row] + self._reserved[row]

@@ -10,8 +10,6 @@ from queuectl.model.resources import total
 
 PodKey = tuple[str, int]  # role, index
 
-FOREVER = 32503680000.0  # Unix seconds of the year 3000: not before the user changes the spec
-
 _LOST = {
     Place.CROWDED: "others' pods took its room",
     Place.CLOSED: "it takes no new pods",
@@ -88,11 +86,11 @@ def holding(view: View) -> list[Pod]:
 def refused(view: View, pod: str, problem: str, *, permanent: bool) -> End:
     """Return the end of an attempt one of whose pods the API server refused.
 
-    ``permanent`` refusals (an invalid template) wait for a new spec; others (a ResourceQuota) are tried again.
+    ``permanent`` refusals (an invalid template) bar the job until its spec changes; others (a ResourceQuota) are
+    tried again.
     """
     if permanent:
-        cause = why(Reason.MISCONFIGURED, field=f"pod {pod}", problem=problem)
-        return End(cause, Outcome.REQUEUE, not_before=FOREVER, late=True)
+        return End(why(Reason.MISCONFIGURED, field=f"pod {pod}", problem=problem), Outcome.REQUEUE)
     return _again_later(view, why(Reason.PODS_REFUSED, pod=pod, problem=problem))
 
 
@@ -123,7 +121,7 @@ def _finished(view: View) -> End | None:
 
 
 def _pod_fault(view: View) -> End | None:
-    if view.attempt.state not in {AttemptState.UNGATED, AttemptState.RUNNING}:
+    if view.attempt.state is AttemptState.RESERVED:
         return None
     gone = {node for node, place in view.places.items() if place is Place.GONE}
     for pod in sorted(view.pods.values(), key=lambda pod: (pod.role, pod.index)):

@@ -8,7 +8,8 @@ quiet for too long (back off, then go on from the last resource version seen).
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 import structlog
@@ -29,18 +30,6 @@ class Meta(msgspec.Struct, rename="camel"):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
-
-
-class Watched(Protocol):
-    """What can be kept by an informer."""
-
-    @property
-    def key(self) -> str:
-        """Unique in its kind."""
-
-    @property
-    def resource_version(self) -> str:
-        """As the API server gave it."""
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -71,7 +60,18 @@ class _GoneError(Exception):
     """The resource version is too old: list again."""
 
 
-T = TypeVar("T", bound=Watched)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Generic[T]):
+    """A decoded object and what identifies it."""
+
+    key: str
+    resource_version: str
+    value: T
+
+
 _page = msgspec.json.Decoder(_Page)
 _event = msgspec.json.Decoder(_Event)
 _versioned = msgspec.json.Decoder(_Versioned)
@@ -81,7 +81,7 @@ _status = msgspec.json.Decoder(_Status)
 class Informer(Generic[T]):
     """Keeps ``objects`` (by key) and tells ``on_change(old, new)`` of each change; None stands for absence.
 
-    ``on_change`` is called in the event loop and must not block. ``decode`` turns an object's bytes into a T;
+    ``on_change`` is called in the event loop and must not block. ``decode`` turns an object's bytes into an Item;
     what it can't decode is logged and treated as absent.
     """
 
@@ -89,13 +89,13 @@ class Informer(Generic[T]):
         self,
         client: KubeClient,
         path: str,
-        decode: Callable[[msgspec.Raw], T],
+        decode: Callable[[msgspec.Raw | bytes], Item[T]],
         on_change: Callable[[T | None, T | None], None],
         *,
         label_selector: str = "",
     ) -> None:
         """Prepare; nothing is sent before ``run``."""
-        self.objects: dict[str, T] = {}
+        self.objects: dict[str, Item[T]] = {}
         self.synced = asyncio.Event()
         self._client = client
         self._path = path
@@ -126,7 +126,7 @@ class Informer(Generic[T]):
             pause = min(pause * 2, BACKOFF_SECONDS[1])
 
     async def _list(self) -> None:
-        found: dict[str, T] = {}
+        found: dict[str, Item[T]] = {}
         params = self._params | {"limit": PAGE}
         while True:
             try:
@@ -182,14 +182,14 @@ class Informer(Generic[T]):
         self._version = item.resource_version
         self._set(item.key, None if event.type == "DELETED" else item)
 
-    def _set(self, key: str, item: T | None) -> None:
+    def _set(self, key: str, item: Item[T] | None) -> None:
         old = self.objects.pop(key, None)
         if item is not None:
             self.objects[key] = item
         if old is not None or item is not None:
-            self._on_change(old, item)
+            self._on_change(old.value if old else None, item.value if item else None)
 
-    def _try_decode(self, raw: msgspec.Raw) -> T | None:
+    def _try_decode(self, raw: msgspec.Raw) -> Item[T] | None:
         try:
             return self._decode(raw)
         except (msgspec.DecodeError, msgspec.ValidationError):

@@ -7,7 +7,8 @@
 Each arrow is one Move, written by the ledger in one transaction together with the step that carries it out.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from queuectl.model.plan import Placement
@@ -84,9 +85,10 @@ class Attempt:
     state: AttemptState
     generation: int  # metadata.generation that was planned for
     placements: tuple[Placement, ...]
-    admitted_at: float  # Unix seconds, by the database's clock
+    admitted_at: float  # Unix seconds
     running_at: float | None = None
     end: End | None = None
+    quota: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (flavor, resource) → amount charged
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from queuectl.model.reasons import Why
 
@@ -117,6 +118,7 @@ class Queue:
     parent: str = ""
     order: QueueOrder = QueueOrder.BEST_EFFORT_FIFO
     nominal: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    changed_by: str = ""  # who wrote the spec, as the API server says
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +164,6 @@ class Pod:
     requests: tuple[tuple[str, int], ...] = ()  # of others' bound pods
 
     @property
-    def key(self) -> str:
-        """Unique among pods."""
-        return f"{self.namespace}/{self.name}"
-
-    @property
     def ended(self) -> bool:
         """Tell whether the pod has stopped by itself; it then holds no room."""
         return self.phase in {"Succeeded", "Failed"}
@@ -176,14 +173,16 @@ class Pod:
 class Job:
     """A TrainingJob as the controller works with it. ``problem`` is set when its spec can't be used."""
 
-    gang: Gang
+    gang: Gang  # its priority is that of priorityClassName, once that is looked up
     generation: int
     resource_version: str
+    priority_class: str = ""
     deleting: bool = False
     has_finalizer: bool = False
     start_deadline_seconds: int = 300
     backoff_limit: int = 3
     max_run_seconds: int | None = None
     ttl_seconds: int | None = None
-    templates: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # role → pod template
+    templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # role → pod template
+    status: Mapping[str, Any] = field(default_factory=dict)  # as it stands in the API server
     problem: Why | None = None

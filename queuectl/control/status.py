@@ -1,0 +1,119 @@
+"""What a TrainingJob's status should say. Pure; ``control.report`` writes it."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from queuectl.core.lifecycle import PodKey, ready
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome, Workload, WorkloadState
+from queuectl.model.objects import Job, Pod
+from queuectl.model.reasons import Reason, Why, why
+
+Status = dict[str, Any]
+
+
+def phase(workload: Workload, attempt: Attempt | None) -> str:
+    """Return where the workload is, in one word."""
+    if workload.state is WorkloadState.FINISHED:
+        succeeded = workload.last_end is not None and workload.last_end.outcome is Outcome.SUCCEEDED
+        return "Succeeded" if succeeded else "Failed"
+    if attempt is None:
+        return "Pending"
+    return {AttemptState.RUNNING: "Running", AttemptState.ENDING: "Stopping"}.get(attempt.state, "Starting")
+
+
+def reason(workload: Workload, attempt: Attempt | None, wait: Why | None) -> Why:
+    """Return why the workload is in its phase."""
+    if attempt is None:
+        end = workload.last_end
+        finished = workload.state is WorkloadState.FINISHED and end is not None
+        return end.why if finished and end is not None else wait or why(Reason.PENDING)
+    if attempt.end is not None:
+        return attempt.end.why
+    pods = sum(placement.pods for placement in attempt.placements)
+    match attempt.state:
+        case AttemptState.RUNNING:
+            return why(Reason.RUNNING, pods=pods)
+        case AttemptState.UNGATED:
+            return why(Reason.STARTING, pods=pods)
+        case _:
+            return why(Reason.ADMITTED, pods=pods, nodes=len({placement.node for placement in attempt.placements}))
+
+
+def desired(
+    job: Job,
+    workload: Workload,
+    attempt: Attempt | None,
+    *,
+    pods: Mapping[PodKey, Pod],
+    wait: Why | None,
+    position: int | None,
+    now: float,
+) -> Status:
+    """Return the whole status; fields without a value are left out."""
+    cause = reason(workload, attempt, wait)
+    wanted = sum(role.pods for role in job.gang.roles)
+    end = attempt.end if attempt and attempt.end else workload.last_end
+    running_at = attempt.running_at if attempt else None
+    before = job.status
+    status: dict[str, Any] = {
+        "phase": phase(workload, attempt),
+        "reason": cause.code,
+        "message": str(cause),
+        "observedGeneration": job.generation,
+        "attempt": workload.attempt,
+        "failures": workload.failures,
+        "pods": f"{ready(pods.values()) if attempt else 0}/{wanted}",
+        "queuePosition": position if attempt is None and workload.state is WorkloadState.QUEUED else None,
+        "assignments": [
+            {"role": p.role, "flavor": p.flavor, "node": p.node, "pods": p.pods} for p in attempt.placements
+        ]
+        if attempt
+        else None,
+        "admittedAt": timestamp(attempt.admitted_at) if attempt else before.get("admittedAt"),
+        "startedAt": timestamp(running_at) if running_at else before.get("startedAt") if not attempt else None,
+        "finishedAt": timestamp(workload.finished_at) if workload.finished_at else None,
+        "exitCode": end.exit_code if workload.state is WorkloadState.FINISHED and end else None,
+        "conditions": conditions(job, workload, attempt, cause, now),
+    }
+    return {key: value for key, value in status.items() if value is not None}
+
+
+def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why, now: float) -> list[dict[str, Any]]:
+    """Return the conditions; a condition keeps its transition time as long as its status stays the same."""
+    finished = workload.state is WorkloadState.FINISHED
+    end: End | None = attempt.end if attempt else workload.last_end
+    running = attempt is not None and attempt.state is AttemptState.RUNNING
+    holds: list[tuple[str, bool, Why]] = [
+        ("QuotaReserved", attempt is not None, cause),
+        ("Admitted", attempt is not None, cause),
+        ("PodsReady", running, cause),
+    ]
+    if end is not None and end.outcome is Outcome.REQUEUE:
+        holds += [("Evicted", True, end.why), ("Requeued", attempt is None and not finished, end.why)]
+    elif workload.attempt > 1 or (attempt is None and workload.attempt > 0 and not finished):
+        holds += [("Evicted", False, cause), ("Requeued", False, cause)]
+    if finished:
+        holds.append(("Finished", True, cause))
+    before = {c.get("type"): c for c in job.status.get("conditions") or ()}
+    result = []
+    for kind, value, told in holds:
+        status = "True" if value else "False"
+        old = before.get(kind)
+        since = old.get("lastTransitionTime") if old and old.get("status") == status else None
+        result.append(
+            {
+                "type": kind,
+                "status": status,
+                "reason": told.code,
+                "message": str(told),
+                "observedGeneration": job.generation,
+                "lastTransitionTime": since or timestamp(now),
+            }
+        )
+    return result
+
+
+def timestamp(unix: float) -> str:
+    """Return Unix seconds as Kubernetes writes them."""
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,373 @@
+"""The mirror: what the API server shows and what the ledger holds, joined and kept incrementally in memory.
+
+Informers tell it of changes; the engine tells it what the ledger has committed. It decides nothing: it remembers
+what has changed since the last look, so that a cycle costs what changed and not what exists.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from queuectl.core.fleet import Fleet
+from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
+from queuectl.core.snapshot import QuotaKey, Snapshot
+from queuectl.model.lifecycle import Attempt, AttemptState, Move, Outcome, Workload, WorkloadState
+from queuectl.model.objects import Constraints, Flavor, Gang, Job, Node, Place, Pod, Queue
+from queuectl.model.plan import Plan
+from queuectl.model.reasons import Reason, Why, why
+
+AttemptKey = tuple[str, int]  # workload uid, number
+
+
+@dataclass
+class Changes:
+    """What the ledger has not been told yet. Sets are of names."""
+
+    nodes: set[str] = field(default_factory=set)
+    queues: set[str] = field(default_factory=set)
+    submissions: set[str] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        """Tell whether there is anything."""
+        return bool(self.nodes or self.queues or self.submissions)
+
+
+class World:
+    """One leader's view, made anew for each term."""
+
+    def __init__(self, back_off: BackOff) -> None:
+        """Start empty; informers fill it before ``load``."""
+        self.fleet = Fleet()
+        self.queues: dict[str, Queue] = {}
+        self.flavors: dict[str, Flavor] = {}
+        self.priorities: dict[str, int] = {}
+        self.jobs: dict[str, Job] = {}
+        self.workloads: dict[str, Workload] = {}
+        self.attempts: dict[str, Attempt] = {}  # active ones, by workload uid
+        self.pods: dict[AttemptKey, dict[PodKey, Pod]] = {}
+        self.plan = Plan()  # the latest, for waits and positions
+        self.changes = Changes()
+        self.touched: set[str] = set()  # workloads whose next move must be looked at
+        self.restated: set[str] = set()  # workloads whose status may have changed
+        self.usage: dict[QuotaKey, int] = {}
+        self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
+        self._on_node: dict[str, set[str]] = {}  # node → workloads with a reservation there
+        self._barred: dict[str, int] = {}  # workload → generation whose pods the API server finds invalid
+        self._seq = 0
+        self._back_off = back_off
+        self._loaded = False
+
+    # What informers tell
+
+    def on_node(self, old: Node | None, new: Node | None) -> None:
+        """Take in a changed node."""
+        if new is None:
+            if old is not None:
+                self.fleet.remove_node(old.name)
+        elif old is not None and old == new:
+            return  # a heartbeat
+        else:
+            self.fleet.set_node(new)
+        name = (new or old).name  # type: ignore[union-attr]  # one of both is given
+        self.changes.nodes.add(name)
+        self.touched |= self._on_node.get(name, set())
+
+    def on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        """Take in a changed pod, ours or another's."""
+        for pod in (old, new):
+            if pod is None or not pod.workload:
+                continue
+            peers = self.pods.setdefault((pod.workload, pod.attempt), {})
+            if new is None:
+                peers.pop((pod.role, pod.index), None)
+            else:
+                peers[pod.role, pod.index] = new
+            self.touched.add(pod.workload)
+            self.restated.add(pod.workload)
+            if not peers:
+                del self.pods[pod.workload, pod.attempt]
+        if old is not None and (new is None or new.uid != old.uid):
+            self._uncount(old)
+        if new is not None:
+            self._count(new)
+
+    def on_queue(self, old: Queue | None, new: Queue | None) -> None:
+        """Take in a changed queue."""
+        if new is not None:
+            self.queues[new.name] = new
+        elif old is not None:
+            self.queues.pop(old.name, None)
+        self.changes.queues.add((new or old).name)  # type: ignore[union-attr]
+
+    def on_flavor(self, old: Flavor | None, new: Flavor | None) -> None:
+        """Take in a changed flavor."""
+        if new is not None:
+            self.flavors[new.name] = new
+        elif old is not None:
+            self.flavors.pop(old.name, None)
+        self.fleet.forget_masks()
+        self.touched |= self.attempts.keys()
+
+    def on_priority_class(self, old: tuple[str, int] | None, new: tuple[str, int] | None) -> None:
+        """Take in a changed PriorityClass."""
+        if new is not None:
+            self.priorities[new[0]] = new[1]
+        elif old is not None:
+            self.priorities.pop(old[0], None)
+        name = (new or old)[0]  # type: ignore[index]
+        self.changes.submissions |= {uid for uid, job in self.jobs.items() if job.priority_class == name}
+
+    def on_job(self, old: Job | None, new: Job | None) -> None:
+        """Take in a changed TrainingJob."""
+        uid = (new or old).gang.uid  # type: ignore[union-attr]
+        if new is not None:
+            self.jobs[uid] = new
+        else:
+            self.jobs.pop(uid, None)
+        self.touched.add(uid)
+        if old is None or new is None or old.generation != new.generation or old.deleting != new.deleting:
+            self.changes.submissions.add(uid)
+            self.restated.add(uid)
+
+    # What the ledger says
+
+    def load(self, workloads: Iterable[Workload], attempts: Iterable[Attempt], max_seq: int) -> None:
+        """Take in the ledger as it is at the start of a term."""
+        self._seq = max_seq
+        self.workloads = {workload.uid: workload for workload in workloads}
+        for attempt in attempts:
+            self.admitted(attempt)
+        self._loaded = True
+        self.changes = Changes(set(self.fleet.node_names()), set(self.queues), set(self.jobs))
+        self.touched = set(self.jobs) | set(self.workloads)
+
+    def admitted(self, attempt: Attempt) -> None:
+        """Count a new attempt's reservations."""
+        workload = self.workloads[attempt.uid]
+        self.workloads[attempt.uid] = replace(workload, state=WorkloadState.ACTIVE, attempt=attempt.number)
+        self.attempts[attempt.uid] = attempt
+        self._reserve(attempt, +1)
+        self.touched.add(attempt.uid)
+        self.restated.add(attempt.uid)
+
+    def moved(self, move: Move, now: float) -> None:
+        """Take in a move that the ledger has committed."""
+        attempt, workload = self.attempts[move.uid], self.workloads[move.uid]
+        attempt = replace(
+            attempt,
+            state=move.to,
+            end=move.end or attempt.end,
+            running_at=now if move.to is AttemptState.RUNNING else attempt.running_at,
+        )
+        self.attempts[move.uid] = attempt
+        if move.to is AttemptState.RUNNING:
+            self.workloads[move.uid] = replace(workload, late_starts=0)
+        if move.to is AttemptState.ENDED:
+            self._ended(workload, attempt, now)
+        self.touched.add(move.uid)
+        self.restated.add(move.uid)
+
+    def retired(self, uid: str) -> None:
+        """Forget a workload that ended while it waited, its object gone or going."""
+        self.workloads.pop(uid, None)
+        self._barred.pop(uid, None)
+
+    # What the engine asks
+
+    def submissions(self) -> list[Workload]:
+        """Return workloads that the ledger does not know as they are now, new ones with their place in time."""
+        result = []
+        for uid in self.changes.submissions:
+            job, known = self.jobs.get(uid), self.workloads.get(uid)
+            if job is None or (job.deleting and known is None):
+                continue
+            gang = job.gang
+            if known is None:
+                self._seq += 1
+                known = Workload(uid, gang.namespace, gang.name, "", 0, gang.submitted_at, self._seq)
+            elif known.state is not WorkloadState.QUEUED:
+                continue
+            workload = replace(known, queue=gang.queue, priority=self._priority(job))
+            if self.workloads.get(uid) != workload:
+                self.workloads[uid] = workload
+                result.append(workload)
+        return sorted(result, key=lambda workload: workload.seq)
+
+    def snapshot(self) -> Snapshot:
+        """Return what the next cycle decides upon."""
+        waiting = []
+        for uid, job in self.jobs.items():
+            workload = self.workloads.get(uid)
+            if workload is not None and workload.state is WorkloadState.QUEUED and not self.problem(uid):
+                waiting.append(self._gang(job, workload))
+        return Snapshot(
+            queues=self.queues,
+            flavors=self.flavors,
+            waiting=waiting,
+            fleet=self.fleet.snapshot(),
+            usage=dict(self.usage),
+            broken_queues=broken_queues(self.queues),
+        )
+
+    def problem(self, uid: str) -> Why | None:
+        """Return what keeps a waiting job out of the cycle altogether, if anything."""
+        job = self.jobs.get(uid)
+        if job is None or job.deleting:
+            return why(Reason.DELETED)
+        if job.priority_class and job.priority_class not in self.priorities:
+            return why(
+                Reason.MISCONFIGURED,
+                field="spec.priorityClassName",
+                problem=f"PriorityClass {job.priority_class} does not exist; create it or name another",
+            )
+        workload = self.workloads.get(uid)
+        if self._barred.get(uid) == job.generation and workload is not None and workload.last_end is not None:
+            return workload.last_end.why
+        return job.problem
+
+    def view(self, uid: str, now: float) -> View | None:
+        """Return what the next move of the workload's active attempt depends on; None without an attempt."""
+        attempt = self.attempts.get(uid)
+        if attempt is None:
+            return None
+        return View(
+            workload=self.workloads[uid],
+            attempt=attempt,
+            job=self.jobs.get(uid),
+            pods=self.pods.get((uid, attempt.number), {}),
+            places=self._places(attempt),
+            now=now,
+            back_off=self._back_off,
+        )
+
+    def next_deadline(self) -> float | None:
+        """Return the Unix seconds of the earliest start deadline or run time limit."""
+        times = (deadline(a, self.jobs[a.uid]) for a in self.attempts.values() if a.uid in self.jobs)
+        return min((at for at in times if at is not None), default=None)
+
+    def overdue(self, now: float) -> set[str]:
+        """Return the workloads whose deadline has passed."""
+        result = set()
+        for uid, attempt in self.attempts.items():
+            job = self.jobs.get(uid)
+            at = deadline(attempt, job) if job else None
+            if at is not None and at <= now:
+                result.add(uid)
+        return result
+
+    def orphans(self) -> list[Pod]:
+        """Return pods of ours that no active attempt owns and that may still run."""
+        return [
+            pod
+            for key, pods in self.pods.items()
+            if not self._active(key)
+            for pod in pods.values()
+            if not pod.ended and not pod.deleting
+        ]
+
+    def adopt(self, pod: Pod) -> None:
+        """Count a pod just created before the watch shows it."""
+        if self._active((pod.workload, pod.attempt)):
+            self.pods.setdefault((pod.workload, pod.attempt), {}).setdefault((pod.role, pod.index), pod)
+
+    # Inside
+
+    def _ended(self, workload: Workload, attempt: Attempt, now: float) -> None:
+        end = attempt.end
+        if end is None:
+            raise ValueError(f"attempt {attempt.number} of {workload.uid} ended without an end")
+        requeued = end.outcome is Outcome.REQUEUE
+        self.workloads[workload.uid] = replace(
+            workload,
+            state=WorkloadState.QUEUED if requeued else WorkloadState.FINISHED,
+            failures=workload.failures + end.charged,
+            late_starts=workload.late_starts + end.late,
+            not_before=end.not_before,
+            last_end=end,
+            finished_at=None if requeued else now,
+        )
+        del self.attempts[workload.uid]
+        self._reserve(attempt, -1)
+        if end.why.reason is Reason.MISCONFIGURED:
+            self._barred[workload.uid] = attempt.generation
+        self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile
+
+    def _reserve(self, attempt: Attempt, sign: int) -> None:
+        queue = self.workloads[attempt.uid].queue
+        for placement in attempt.placements:
+            self.fleet.reserve(placement.node, placement.requests, sign * placement.pods)
+            on_node = self._on_node.setdefault(placement.node, set())
+            (on_node.add if sign > 0 else on_node.discard)(attempt.uid)
+        for (flavor, resource), amount in attempt.quota.items():
+            key = (queue, flavor, resource)
+            self.usage[key] = self.usage.get(key, 0) + sign * amount
+        for pod in self.pods.get((attempt.uid, attempt.number), {}).values():
+            self._count(pod)
+
+    def _active(self, key: AttemptKey) -> bool:
+        attempt = self.attempts.get(key[0])
+        return attempt is not None and attempt.number == key[1]
+
+    def _count(self, pod: Pod) -> None:
+        """Count a pod as another's, unless it is ours and reserved, has ended or is not bound."""
+        reserved = bool(pod.workload) and self._active((pod.workload, pod.attempt))
+        now = (pod.node, pod.requests) if pod.requests and not reserved else None
+        before = self._counted.get(pod.uid)
+        if now == before:
+            return
+        if before is not None:
+            self._uncount(pod)
+        if now is not None:
+            self._counted[pod.uid] = now
+            self.fleet.use(*now, +1)
+            self._crowd(pod.node)
+
+    def _uncount(self, pod: Pod) -> None:
+        before = self._counted.pop(pod.uid, None)
+        if before is not None:
+            self.fleet.use(*before, -1)
+            self._crowd(before[0])
+
+    def _crowd(self, node: str) -> None:
+        self.changes.nodes.add(node)
+        self.touched |= self._on_node.get(node, set())
+
+    def _places(self, attempt: Attempt) -> dict[str, Place]:
+        job = self.jobs.get(attempt.uid)
+        constraints = {role.name: role.constraints for role in job.gang.roles} if job else {}
+        places: dict[str, Place] = {}
+        for placement in attempt.placements:
+            flavor = self.flavors.get(placement.flavor, Flavor(placement.flavor))
+            known = constraints.get(placement.role)
+            place = self.fleet.place(placement.node, flavor, known or Constraints())
+            if places.get(placement.node, Place.GOOD) is Place.GOOD:
+                places[placement.node] = place
+        return places
+
+    def _gang(self, job: Job, workload: Workload) -> Gang:
+        return replace(
+            job.gang,
+            priority=workload.priority,
+            seq=workload.seq,
+            submitted_at=workload.submitted_at,
+            not_before=workload.not_before,
+            last_end=str(workload.last_end.why) if workload.last_end else "",
+        )
+
+    def _priority(self, job: Job) -> int:
+        return self.priorities.get(job.priority_class, 0) if job.priority_class else job.gang.priority
+
+
+def broken_queues(queues: Mapping[str, Queue]) -> dict[str, str]:
+    """Return queues whose chain of parents does not end, with what is wrong."""
+    broken = {}
+    for name in queues:
+        chain = [name]
+        while (parent := queues[chain[-1]].parent) and name not in broken:
+            if parent not in queues:
+                broken[name] = f"parent {parent} does not exist; create it or remove spec.parent"
+                break
+            if parent in chain:
+                broken[name] = f"its parents form a cycle, {' -> '.join([*chain, parent])}; change one spec.parent"
+                break
+            chain.append(parent)
+    return broken

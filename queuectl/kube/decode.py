@@ -1,0 +1,318 @@
+"""From the API server's bytes to the vocabulary; only fields that are used are read."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from queuectl.kube.informer import Item
+from queuectl.kube.names import ATTEMPT_LABEL, CHANGED_BY, FINALIZER, GATE, INDEX_LABEL, ROLE_LABEL, WORKLOAD_LABEL
+from queuectl.model.objects import (
+    Constraints,
+    Flavor,
+    Gang,
+    Job,
+    Node,
+    NodeTerm,
+    Pod,
+    Queue,
+    QueueOrder,
+    Requirement,
+    Role,
+    Taint,
+    Toleration,
+)
+from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.resources import parse_quantity, pod_requests
+
+Bytes = msgspec.Raw | bytes
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    finalizers: list[str] = []
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class _Condition(msgspec.Struct):
+    type: str
+    status: str
+    message: str = ""
+
+
+# Nodes
+
+
+class _Taint(msgspec.Struct):
+    key: str
+    effect: str
+    value: str = ""
+
+
+class _NodeSpec(msgspec.Struct):
+    taints: list[_Taint] = []
+    unschedulable: bool = False
+
+
+class _NodeStatus(msgspec.Struct):
+    allocatable: dict[str, str] = {}
+    conditions: list[_Condition] = []
+
+
+class _Node(msgspec.Struct):
+    metadata: _Meta
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+
+_decode_node = msgspec.json.Decoder(_Node).decode
+
+
+def node(raw: Bytes) -> Item[Node]:
+    """Decode a node; raises ValueError when it announces nonsense."""
+    seen = _decode_node(raw)
+    value = Node(
+        name=seen.metadata.name,
+        labels=seen.metadata.labels,
+        taints=tuple(Taint(t.key, t.value, t.effect) for t in seen.spec.taints),
+        allocatable={resource: parse_quantity(resource, q) for resource, q in seen.status.allocatable.items()},
+        unschedulable=seen.spec.unschedulable,
+        ready=any(c.type == "Ready" and c.status == "True" for c in seen.status.conditions),
+    )
+    return Item(seen.metadata.name, seen.metadata.resource_version, value)
+
+
+# Pods
+
+
+class _Gate(msgspec.Struct):
+    name: str
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    node_name: str = ""
+    scheduling_gates: list[_Gate] = []
+    containers: list[dict[str, Any]] = []
+    init_containers: list[dict[str, Any]] = []
+    overhead: dict[str, str] = {}
+    resources: dict[str, Any] = {}
+
+
+class _Terminated(msgspec.Struct, rename="camel"):
+    exit_code: int = 0
+
+
+class _ContainerState(msgspec.Struct):
+    terminated: _Terminated | None = None
+
+
+class _ContainerStatus(msgspec.Struct):
+    state: _ContainerState = msgspec.field(default_factory=_ContainerState)
+
+
+class _PodStatus(msgspec.Struct, rename="camel"):
+    phase: str = "Pending"
+    conditions: list[_Condition] = []
+    container_statuses: list[_ContainerStatus] = []
+    init_container_statuses: list[_ContainerStatus] = []
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Meta
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
+_decode_pod = msgspec.json.Decoder(_Pod).decode
+
+
+def pod(raw: Bytes) -> Item[Pod]:
+    """Decode a pod, ours or another's."""
+    seen = _decode_pod(raw)
+    meta, labels = seen.metadata, seen.metadata.labels
+    conditions = {c.type: c for c in seen.status.conditions if c.status == "True"}
+    disrupted = conditions.get("DisruptionTarget")
+    counts = seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"}
+    value = Pod(
+        uid=meta.uid,
+        namespace=meta.namespace,
+        name=meta.name,
+        resource_version=meta.resource_version,
+        node=seen.spec.node_name,
+        phase=seen.status.phase,
+        ready="Ready" in conditions,
+        gated=any(gate.name == GATE for gate in seen.spec.scheduling_gates),
+        deleting=meta.deletion_timestamp is not None,
+        exit_code=_exit_code(seen.status),
+        disrupted=(disrupted.message or "DisruptionTarget") if disrupted else "",
+        workload=labels.get(WORKLOAD_LABEL, ""),
+        attempt=_number(labels.get(ATTEMPT_LABEL)),
+        role=labels.get(ROLE_LABEL, ""),
+        index=_number(labels.get(INDEX_LABEL)),
+        requests=_requests(seen.spec) if counts else (),
+    )
+    return Item(meta.key, meta.resource_version, value)
+
+
+def _requests(spec: _PodSpec) -> tuple[tuple[str, int], ...]:
+    parts = {
+        "containers": spec.containers,
+        "initContainers": spec.init_containers,
+        "overhead": spec.overhead,
+        "resources": spec.resources,
+    }
+    return tuple(sorted(pod_requests(parts).items()))
+
+
+def _exit_code(status: _PodStatus) -> int | None:
+    codes = [
+        c.state.terminated.exit_code
+        for c in (*status.init_container_statuses, *status.container_statuses)
+        if c.state.terminated
+    ]
+    return next((code for code in codes if code), codes[0] if codes else None)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0
+
+
+# Priority classes
+
+
+class _PriorityClass(msgspec.Struct):
+    metadata: _Meta
+    value: int = 0
+
+
+_decode_priority_class = msgspec.json.Decoder(_PriorityClass).decode
+
+
+def priority_class(raw: Bytes) -> Item[tuple[str, int]]:
+    """Decode a PriorityClass to its name and value."""
+    seen = _decode_priority_class(raw)
+    return Item(seen.metadata.name, seen.metadata.resource_version, (seen.metadata.name, seen.value))
+
+
+# Our own kinds
+
+
+class _Object(msgspec.Struct):
+    metadata: _Meta
+    spec: dict[str, Any] = {}
+    status: dict[str, Any] = {}
+
+
+_decode_object = msgspec.json.Decoder(_Object).decode
+
+
+def flavor(raw: Bytes) -> Item[Flavor]:
+    """Decode a ResourceFlavor."""
+    seen = _decode_object(raw)
+    value = Flavor(
+        name=seen.metadata.name,
+        node_labels=tuple(sorted((seen.spec.get("nodeLabels") or {}).items())),
+        tolerations=_tolerations(seen.spec.get("tolerations")),
+        gpu_model=seen.spec.get("gpuModel") or "",
+    )
+    return Item(seen.metadata.name, seen.metadata.resource_version, value)
+
+
+def queue(raw: Bytes) -> Item[Queue]:
+    """Decode a Queue."""
+    seen = _decode_object(raw)
+    value = Queue(
+        name=seen.metadata.name,
+        parent=seen.spec.get("parent") or "",
+        order=QueueOrder(seen.spec.get("order") or QueueOrder.BEST_EFFORT_FIFO),
+        nominal={
+            (quota["flavor"], quota["resource"]): max(0, parse_quantity(quota["resource"], quota["nominal"]))
+            for quota in seen.spec.get("quotas") or ()
+        },
+        changed_by=seen.metadata.annotations.get(CHANGED_BY, ""),
+    )
+    return Item(seen.metadata.name, seen.metadata.resource_version, value)
+
+
+def job(raw: Bytes) -> Item[Job]:
+    """Decode a TrainingJob; a spec that can't be used becomes its ``problem``, never an error."""
+    seen = _decode_object(raw)
+    meta, spec = seen.metadata, seen.spec
+    problem: Why | None = None
+    roles: tuple[Role, ...] = ()
+    try:
+        roles = tuple(_role(role) for role in spec["roles"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = why(Reason.MISCONFIGURED, field="spec.roles", problem=str(error))
+    gang = Gang(
+        uid=meta.uid,
+        namespace=meta.namespace,
+        name=meta.name,
+        queue=spec.get("queue") or "",
+        priority=spec.get("priority") or 0,
+        submitted_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
+        roles=roles,
+        gpu_models=tuple((spec.get("gpu") or {}).get("models") or ()),
+        hold=bool(spec.get("hold")),
+    )
+    value = Job(
+        gang=gang,
+        generation=meta.generation,
+        resource_version=meta.resource_version,
+        priority_class=spec.get("priorityClassName") or "",
+        deleting=meta.deletion_timestamp is not None,
+        has_finalizer=FINALIZER in meta.finalizers,
+        start_deadline_seconds=spec.get("startDeadlineSeconds") or 300,
+        backoff_limit=spec.get("backoffLimit", 3),
+        max_run_seconds=spec.get("maxRunSeconds"),
+        ttl_seconds=spec.get("ttlSecondsAfterFinished"),
+        templates={role["name"]: role["template"] for role in spec["roles"]} if problem is None else {},
+        status=seen.status,
+        problem=problem,
+    )
+    return Item(meta.uid, meta.resource_version, value)
+
+
+def _role(role: Mapping[str, Any]) -> Role:
+    spec = role["template"]["spec"]
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or {}
+    constraints = Constraints(
+        selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
+        terms=tuple(
+            NodeTerm(_requirements(term.get("matchExpressions")), _requirements(term.get("matchFields")))
+            for term in affinity.get("nodeSelectorTerms") or ()
+        ),
+        tolerations=_tolerations(spec.get("tolerations")),
+    )
+    return Role(
+        name=role["name"],
+        pods=role["replicas"],
+        requests=tuple(sorted(pod_requests(spec).items())),
+        constraints=constraints,
+        must_succeed=role.get("mustSucceed", True),
+    )
+
+
+def _requirements(expressions: Any) -> tuple[Requirement, ...]:  # noqa: ANN401 - free-form JSON
+    return tuple(Requirement(e["key"], e["operator"], tuple(e.get("values") or ())) for e in expressions or ())
+
+
+def _tolerations(tolerations: Any) -> tuple[Toleration, ...]:  # noqa: ANN401 - free-form JSON
+    return tuple(
+        Toleration(t.get("key") or "", t.get("operator") or "Equal", t.get("value") or "", t.get("effect") or "")
+        for t in tolerations or ()
+    )

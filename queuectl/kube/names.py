@@ -1,0 +1,31 @@
+"""Names that queuectl gives to things in the API server."""
+
+GROUP = "queuectl.dev"
+VERSION = "v1alpha1"
+API = f"/apis/{GROUP}/{VERSION}"
+GATE = f"{GROUP}/gang"
+FINALIZER = f"{GROUP}/ledger"
+CHANGED_BY = f"{GROUP}/changed-by"
+WORKLOAD_LABEL = f"{GROUP}/workload-uid"
+ATTEMPT_LABEL = f"{GROUP}/attempt"
+ROLE_LABEL = f"{GROUP}/role"
+INDEX_LABEL = f"{GROUP}/index"
+JOB_LABEL = f"{GROUP}/job"
+QUEUE_LABEL = f"{GROUP}/queue"
+
+
+def jobs_path(namespace: str = "", name: str = "") -> str:
+    """Return the path of all TrainingJobs, those of a namespace, or one."""
+    path = f"{API}/namespaces/{namespace}/trainingjobs" if namespace else f"{API}/trainingjobs"
+    return f"{path}/{name}" if name else path
+
+
+def pods_path(namespace: str = "", name: str = "") -> str:
+    """Return the path of all pods, those of a namespace, or one."""
+    path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
+    return f"{path}/{name}" if name else path
+
+
+def pod_name(job: str, role: str, attempt: int, index: int) -> str:
+    """Return the name of a gang's pod, the same for every try at creating it."""
+    return f"{job}-{role}-{attempt}-{index}"
