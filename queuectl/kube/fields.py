@@ -1,15 +1,13 @@
 """Field types of the API that say in words what is wrong, in Python and in CEL alike."""
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from queuectl.model.resources import parse_quantity
+from queuectl.model.resources import QUANTITY_PATTERN, parse_quantity
 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -65,11 +63,9 @@ class AmountMarker:
         """Return the value as written; raises ValueError when it isn't a quantity or is negative."""
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise ValueError(f"{value!r} {NOT_A_QUANTITY}, a fraction as text or in thousandths: 500m")
-        try:
-            amount = parse_quantity("", value)
-        except ValueError:
-            raise ValueError(f'"{value}" {NOT_A_QUANTITY}') from None
-        if amount < 0 or str(value).startswith("-"):
+        if not re.fullmatch(QUANTITY_PATTERN, str(value)):
+            raise ValueError(f'"{value}" {NOT_A_QUANTITY}')
+        if parse_quantity("", value) < 0:
             raise ValueError(f"{value} {BELOW_ZERO}")
         return value
 
@@ -96,31 +92,3 @@ QualifiedName = Annotated[
     str, Matching(QUALIFIED_PATTERN, "is not a qualified name; write it as cpu or nvidia.com/gpu", 316)
 ]
 Quantity = Annotated[int | str, AmountMarker()]
-
-
-def problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
-    """Return what is wrong as pairs of field path (``spec.roles[0].replicas``) and sentence with value and remedy."""
-    return [_problem(entry["loc"], entry["type"], entry["msg"], entry["input"], model) for entry in error.errors()]
-
-
-def _problem(loc: Iterable[int | str], kind: str, text: str, value: object, model: type[BaseModel]) -> tuple[str, str]:
-    path = ""
-    for part in loc:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    path = path.lstrip(".")
-    if kind == "extra_forbidden":
-        name = path.rpartition(".")[2]
-        near = difflib.get_close_matches(name, _field_names(model), n=1)
-        return path, f"unknown field {name}" + (f"; did you mean {near[0]}?" if near else "; remove it")
-    if kind == "missing":
-        return path, "is required"
-    if kind == "value_error":
-        return path, text.removeprefix("Value error, ")
-    text = text[:1].lower() + text[1:]
-    shown = repr(value) if isinstance(value, str | int | float) else f"this {type(value).__name__}"
-    return path, f"{shown}: {text}"
-
-
-def _field_names(model: type[BaseModel]) -> list[str]:
-    schema = model.model_json_schema()
-    return [name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())]

@@ -44,6 +44,22 @@ def policies() -> list[dict[str, Any]]:
                 }
             ],
         ),
+        *_validating(
+            "queuectl-quantities-of-jobs",
+            resource="trainingjobs",
+            operations=["CREATE", "UPDATE"],
+            conditions=[{"name": "spec-changed", "expression": _SPEC_CHANGED}],
+            variables=[{"name": "wrong", "expression": _WRONG_REQUESTS}],
+            validations=[{"expression": "variables.wrong == ''", "messageExpression": "variables.wrong"}],
+        ),
+        *_validating(
+            "queuectl-quantities-of-queues",
+            resource="queues",
+            operations=["CREATE", "UPDATE"],
+            conditions=[{"name": "spec-changed", "expression": _SPEC_CHANGED}],
+            variables=[{"name": "wrong", "expression": _WRONG_QUOTAS}],
+            validations=[{"expression": "variables.wrong == ''", "messageExpression": "variables.wrong"}],
+        ),
     ]
 
 
@@ -65,6 +81,50 @@ _IS_ADMITTED = "oldObject.?status.phase.orValue('') in [{}]".format(
 )
 _CHANGED = "[{}].filter(name, name != '')".format(
     ", ".join(f"object.spec.?{name} == oldObject.spec.?{name} ? '' : '{name}'" for name in _FIXED_FIELDS)
+)
+
+
+def _wrong(path: str, value: str) -> str:
+    """Return CEL that says what is wrong with a quantity, or an empty string."""
+    return (
+        f"!isQuantity({value}) ? {path} + ': \"' + {value} + '\" {NOT_A_QUANTITY}' : "
+        f"quantity({value}).isLessThan(quantity('0')) ? {path} + ': ' + {value} + ' {BELOW_ZERO}' : ''"
+    )
+
+
+def _all_wrong(items: str, name: str, inner: str) -> str:
+    """Return CEL that joins what is wrong with each of the items."""
+    return f"{items}.map({name}, {inner}).filter(text, text != '').join('; ')"
+
+
+_WRONG_QUOTAS = _all_wrong(
+    "object.spec.?quotas.orValue([])",
+    "q",
+    _wrong("'spec.quotas[' + q.flavor + ', ' + q.resource + '].nominal'", "string(q.nominal)"),
+)
+_PATH = (
+    "'spec.roles[' + r.name + '].template.spec.' + kind + '[' + c.name + '].resources.' + amounts + '[' + resource + ']'"
+)
+_WRONG_REQUESTS = _all_wrong(
+    "object.spec.roles",
+    "r",
+    _all_wrong(
+        "['containers', 'initContainers']",
+        "kind",
+        _all_wrong(
+            "r.template.spec[?kind].orValue([])",
+            "c",
+            _all_wrong(
+                "['requests', 'limits']",
+                "amounts",
+                _all_wrong(
+                    "dyn(c.?resources[?amounts].orValue({}))",
+                    "resource",
+                    _wrong(_PATH, "string(c.resources[amounts][resource])"),
+                ),
+            ),
+        ),
+    ),
 )
 
 

@@ -1,0 +1,42 @@
+"""What is wrong with a manifest, in sentences for people."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from queuectl.kube.schema import structural
+
+
+def problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
+    """Return pairs of a field (``spec.roles[0].replicas``) and a sentence with its value and the remedy."""
+    return [_problem(entry["loc"], entry["type"], entry["msg"], entry["input"], model) for entry in error.errors()]
+
+
+def _problem(
+    loc: Sequence[int | str], kind: str, text: str, value: object, model: type[BaseModel]
+) -> tuple[str, str]:
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    match kind:
+        case "extra_forbidden":
+            return field, _unknown(str(loc[-1]), _siblings(structural(model), loc))
+        case "missing":
+            return field, "is required; add it"
+        case "value_error":
+            return field, text.removeprefix("Value error, ")
+    shown = repr(value) if isinstance(value, str | int | float) else f"this {type(value).__name__}"
+    return field, f"{shown}: {text[:1].lower()}{text[1:]}"
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"known here are {', '.join(known)}"
+    return f"unknown field {name}; {remedy}"
+
+
+def _siblings(schema: dict[str, Any], loc: Sequence[int | str]) -> list[str]:
+    for part in loc[:-1]:
+        inner = schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
+        schema = inner or schema.get("additionalProperties") or {}
+    return list(schema.get("properties", ()))
