@@ -1,0 +1,75 @@
+"""Everything in the ledger that would contradict itself, said in sentences."""
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+_HELD_ON_NODES = """
+SELECT r.node, q ->> 0 AS resource, sum((q ->> 1)::numeric * r.pods) AS held
+FROM reservation r CROSS JOIN LATERAL jsonb_array_elements(r.requests) AS q
+WHERE r.freed_at IS NULL GROUP BY 1, 2
+"""
+_HELD_IN_QUEUES = """
+SELECT a.queue, q ->> 0 AS flavor, q ->> 1 AS resource, sum((q ->> 2)::numeric) AS held
+FROM attempt a CROSS JOIN LATERAL jsonb_array_elements(a.quota) AS q
+WHERE a.state <> 'Ended' GROUP BY 1, 2, 3
+"""
+# Each query returns one column: the sentence.
+_CHECKS = (
+    f"""
+    SELECT format('Node %s: %s of %s is reserved, attempts hold %s.', node, coalesce(n.reserved, 0), resource,
+                  coalesce(h.held, 0))
+    FROM node_room n FULL JOIN ({_HELD_ON_NODES}) h USING (node, resource)
+    WHERE coalesce(n.reserved, 0) <> coalesce(h.held, 0)
+    """,  # noqa: S608 - constants
+    f"""
+    SELECT format('Queue %s: %s of %s in flavor %s is reserved, attempts hold %s.', queue, coalesce(n.reserved, 0),
+                  resource, flavor, coalesce(h.held, 0))
+    FROM quota_room n FULL JOIN ({_HELD_IN_QUEUES}) h USING (queue, flavor, resource)
+    WHERE coalesce(n.reserved, 0) <> coalesce(h.held, 0)
+    """,  # noqa: S608 - constants
+    """
+    SELECT format('Node %s, %s: reserved %s, room %s, deficit %s.', node, resource, reserved, room, deficit)
+    FROM node_room WHERE reserved < 0 OR room < 0 OR deficit <> greatest(0, reserved::numeric - room)
+    """,
+    """
+    SELECT format('Queue %s, flavor %s, %s: reserved %s, room %s, deficit %s.', queue, flavor, resource, reserved,
+                  room, deficit)
+    FROM quota_room WHERE reserved < 0 OR room < 0 OR deficit <> greatest(0, reserved::numeric - room)
+    """,
+    """
+    SELECT format('Attempt %s of workload %s is %s and holds no reservation.', a.number, a.workload_uid, a.state)
+    FROM attempt a WHERE a.state <> 'Ended' AND NOT EXISTS (
+        SELECT FROM reservation r
+        WHERE r.workload_uid = a.workload_uid AND r.attempt = a.number AND r.freed_at IS NULL)
+    """,
+    """
+    SELECT format('Attempt %s of workload %s has ended and still holds %s reservations.', a.number, a.workload_uid,
+                  count(*))
+    FROM attempt a JOIN reservation r ON r.workload_uid = a.workload_uid AND r.attempt = a.number
+    WHERE a.state = 'Ended' AND r.freed_at IS NULL GROUP BY a.number, a.workload_uid
+    """,
+    """
+    SELECT format('Workload %s is %s and has %s active attempts.', w.uid, w.state, count(a.number))
+    FROM workload w LEFT JOIN attempt a ON a.workload_uid = w.uid AND a.state <> 'Ended'
+    GROUP BY w.uid HAVING count(a.number) <> CASE w.state WHEN 'Active' THEN 1 ELSE 0 END
+    """,
+    """
+    SELECT format('Workload %s counts %s attempts, the last one known is %s.', w.uid, w.attempt,
+                  coalesce(max(a.number), 0))
+    FROM workload w LEFT JOIN attempt a ON a.workload_uid = w.uid
+    GROUP BY w.uid HAVING w.attempt <> coalesce(max(a.number), 0)
+    """,
+    """
+    SELECT format('Attempt %s of workload %s is %s and its open step is %s.', a.number, a.workload_uid, a.state,
+                  coalesce(s.step, 'none'))
+    FROM attempt a
+    LEFT JOIN step s ON s.workload_uid = a.workload_uid AND s.attempt = a.number AND s.done_at IS NULL
+    WHERE coalesce(s.step, '') <> CASE a.state WHEN 'Reserved' THEN 'Create' WHEN 'Created' THEN 'Ungate'
+        WHEN 'Ending' THEN 'Remove' ELSE '' END
+    """,
+)
+
+
+async def audit(connection: AsyncConnection) -> list[str]:
+    """Return a sentence about each broken invariant."""
+    return [sentence for check in _CHECKS for sentence in (await connection.scalars(text(check))).all()]

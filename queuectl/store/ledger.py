@@ -1,0 +1,211 @@
+"""The ledger: what queuectl promised, in Postgres. START HERE; ``reserve`` and ``advance`` hold the two transactions.
+
+Every write is one transaction that first makes sure the caller's epoch still leads. Locks are taken in one order:
+leadership, quota rows, node rows, workloads, each sorted by its key.
+"""
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from sqlalchemy import Text, func, or_, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Step, Workload, WorkloadState
+from queuectl.model.plan import Admission
+from queuectl.store import advance, audit, reserve, tables
+from queuectl.store.engine import WrongCluster, retried, transaction
+from queuectl.store.leadership import fence
+from queuectl.store.reserve import CycleResult
+from queuectl.store.rows import (
+    attempt_from_row,
+    placements_by_attempt,
+    rowset,
+    workload_from_row,
+)
+
+__all__ = ["CycleResult", "Ledger", "Loaded", "OpenStep"]
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+_ONE_SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStep:
+    """A step of the outbox that is not done yet. Times are Unix seconds."""
+
+    uid: str
+    attempt: int
+    step: Step
+    due_at: float
+    tries: int
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a controller starts from."""
+
+    workloads: list[Workload]
+    attempts: list[Attempt]
+    max_seq: int
+    steps: list[OpenStep]
+
+
+class Ledger:
+    """What is written about workloads, attempts and room.
+
+    Every method raises StoreUnavailable when Postgres can't be reached in time, and those that take an epoch raise
+    Fenced when another controller leads; then nothing was written.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        """Don't connect yet."""
+        self._engine = engine
+
+    async def bind(self, cluster_uid: str) -> None:
+        """Tie the ledger to a cluster, once and for all.
+
+        Raises WrongCluster when it is tied to another one.
+        """
+        async with transaction(self._engine) as connection:
+            await connection.execute(insert(tables.cluster).values(uid=cluster_uid).on_conflict_do_nothing())
+            bound = await connection.scalar(select(tables.cluster.c.uid))
+        if bound != cluster_uid:
+            raise WrongCluster(
+                f"this database belongs to cluster {bound}, and this is cluster {cluster_uid}; "
+                "set DATABASE_URL to a database of this cluster's own"
+            )
+
+    async def load(self, uids: Collection[str] = ()) -> Loaded:
+        """Return every workload that is not finished, the finished ones among ``uids``, and all active attempts."""
+        w, a, r, s = tables.workload, tables.attempt, tables.reservation, tables.step
+        known = rowset([{"uid": uid} for uid in sorted(uids)], uid=Text)
+        workloads = select(w).where(
+            or_(w.c.state != WorkloadState.FINISHED.value, w.c.uid.in_(select(known.c.uid))),
+        )
+        async with transaction(self._engine) as connection:
+            # One snapshot for all reads, or an attempt could be seen without its workload.
+            await connection.execute(_ONE_SNAPSHOT)
+            found = [workload_from_row(row) for row in (await connection.execute(workloads)).mappings()]
+            held = (await connection.execute(select(r).where(r.c.freed_at.is_(None)))).mappings()
+            placements = placements_by_attempt(held)
+            active = select(a).where(a.c.state != AttemptState.ENDED.value)
+            attempts = [
+                attempt_from_row(row, placements.get((row["workload_uid"], row["number"]), ()))
+                for row in (await connection.execute(active)).mappings()
+            ]
+            steps = [
+                OpenStep(
+                    uid=row["workload_uid"],
+                    attempt=row["attempt"],
+                    step=Step(row["step"]),
+                    due_at=row["due_at"],
+                    tries=row["tries"],
+                    last_error=row["last_error"],
+                )
+                for row in (await connection.execute(select(s).where(s.c.done_at.is_(None)))).mappings()
+            ]
+            max_seq = await connection.scalar(select(func.coalesce(func.max(w.c.seq), 0)))
+        return Loaded(workloads=found, attempts=attempts, max_seq=int(max_seq or 0), steps=steps)
+
+    async def cycle(
+        self,
+        epoch: int,
+        *,
+        plan_id: uuid.UUID,
+        now: float,
+        submissions: Sequence[Workload] = (),
+        nodes: Mapping[str, Mapping[str, int]] = _NONE,
+        nodes_gone: Collection[str] = (),
+        quotas: Mapping[str, Mapping[tuple[str, str], int]] = _NONE,
+        queues_gone: Collection[str] = (),
+        changed_by: Mapping[str, str] = _NONE,
+        admissions: Sequence[tuple[Admission, int]] = (),
+    ) -> CycleResult:
+        """Record what was seen and reserve what was planned, in one transaction.
+
+        ``nodes`` and ``quotas`` give each changed node's or queue's whole vector. Admissions are taken in order, each
+        with the generation that was planned for; one that no longer fits is refused and the rest commits. At most
+        500 gangs or 10,000 reservations are taken, the rest is refused and left for the next cycle.
+
+        When the answer to COMMIT is lost, the plan is looked up by its id; StoreUnavailable then means that it still
+        isn't known: call ``load`` before planning again.
+        """
+        request = reserve.Request(
+            epoch=epoch,
+            plan_id=plan_id,
+            now=now,
+            submissions=submissions,
+            nodes=nodes,
+            nodes_gone=nodes_gone,
+            quotas=quotas,
+            queues_gone=queues_gone,
+            changed_by=changed_by,
+            admissions=admissions,
+        )
+        if request.empty:
+            return CycleResult([], [])
+
+        async def work(_again: bool) -> CycleResult:  # noqa: FBT001
+            async with transaction(self._engine) as connection:
+                return await reserve.cycle(connection, request)
+
+        return await retried(work)
+
+    async def advance(self, epoch: int, moves: Sequence[Move], *, now: float) -> list[Move]:
+        """Move attempts along their arrows and return the moves that took effect.
+
+        A move that is illegal, repeated, or of an attempt that isn't its workload's latest is left out. When the
+        answer to COMMIT is lost, the moves are made again, and those already made count as having taken effect.
+        """
+        if not moves:
+            return []
+
+        async def work(again: bool) -> list[Move]:  # noqa: FBT001
+            async with transaction(self._engine) as connection:
+                return await advance.advance(connection, epoch, moves, now=now, again=again)
+
+        return await retried(work)
+
+    async def retire(self, epoch: int, ends: Mapping[str, End], *, now: float) -> list[str]:
+        """Finish queued workloads that end without an attempt; return the uids that were."""
+        if not ends:
+            return []
+
+        async def work(_again: bool) -> list[str]:  # noqa: FBT001
+            async with transaction(self._engine) as connection:
+                return await advance.retire(connection, epoch, ends, now=now)
+
+        return await retried(work)
+
+    async def step_failed(self, epoch: int, uid: str, attempt: int, *, due_at: float, error: str) -> None:
+        """Count a failed try of the attempt's open step; ``due_at`` (Unix seconds) is when the next one may be made."""
+        s = tables.step
+        async with transaction(self._engine) as connection:
+            await fence(connection, epoch)
+            await connection.execute(
+                update(s)
+                .where(s.c.workload_uid == uid, s.c.attempt == attempt, s.c.done_at.is_(None))
+                .values(tries=s.c.tries + 1, last_error=error, due_at=due_at)
+            )
+
+    async def audit(self) -> list[str]:
+        """Return a sentence about everything in the ledger that contradicts itself; empty when all is well."""
+        async with transaction(self._engine) as connection:
+            await connection.execute(_ONE_SNAPSHOT)
+            return await audit.audit(connection)
+
+    async def history(self, uid: str) -> list[dict[str, Any]]:
+        """Return the events of a workload, oldest first: at, attempt, kind, message, facts, epoch."""
+        e = tables.event
+        statement = (
+            select(e.c.at, e.c.attempt, e.c.kind, e.c.message, e.c.facts, e.c.epoch)
+            .where(e.c.workload_uid == uid)
+            .order_by(e.c.id)
+        )
+        async with transaction(self._engine) as connection:
+            return [dict(row) for row in (await connection.execute(statement)).mappings()]

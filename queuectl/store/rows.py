@@ -1,0 +1,130 @@
+"""Rows of the ledger ⇄ values of the model, and many rows in one statement."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import RowMapping, TableValuedAlias, bindparam, column, func
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeEngine
+
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome, Workload, WorkloadState
+from queuectl.model.plan import Placement
+from queuectl.model.reasons import BY_CODE, Why
+
+Quota = dict[tuple[str, str], int]
+
+
+def rowset(
+    rows: Sequence[Mapping[str, Any]], /, **columns: type[TypeEngine[Any]] | TypeEngine[Any]
+) -> TableValuedAlias:
+    """Return a table of the rows for use in FROM, sent as one parameter however many they are."""
+    parameter = bindparam(None, list(rows), type_=JSONB, unique=True)
+    fields = [column(name, kind) for name, kind in columns.items()]
+    return func.jsonb_to_recordset(parameter).table_valued(*fields, name="given").render_derived(with_types=True)
+
+
+def end_to_json(end: End | None) -> dict[str, Any] | None:
+    """Encode an end; facts that JSON doesn't know become text."""
+    if end is None:
+        return None
+    return {
+        "reason": end.why.code,
+        "facts": plain(end.why.facts),
+        "outcome": end.outcome.value,
+        "not_before": end.not_before,
+        "charged": end.charged,
+        "late": end.late,
+        "exit_code": end.exit_code,
+    }
+
+
+def end_from_json(data: Mapping[str, Any] | None) -> End | None:
+    """Decode what ``end_to_json`` wrote."""
+    if data is None:
+        return None
+    return End(
+        why=Why(BY_CODE[data["reason"]], data["facts"]),
+        outcome=Outcome(data["outcome"]),
+        not_before=data["not_before"],
+        charged=data["charged"],
+        late=data["late"],
+        exit_code=data["exit_code"],
+    )
+
+
+def plain(facts: Mapping[str, object]) -> dict[str, Any]:
+    """Return the facts with only what JSON can hold."""
+    return {key: _plain(value) for key, value in facts.items()}
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def workload_from_row(row: RowMapping) -> Workload:
+    """Build a workload from a row of its table."""
+    return Workload(
+        uid=row["uid"],
+        namespace=row["namespace"],
+        name=row["name"],
+        queue=row["queue"],
+        priority=row["priority"],
+        submitted_at=row["submitted_at"],
+        seq=row["seq"],
+        state=WorkloadState(row["state"]),
+        attempt=row["attempt"],
+        failures=row["failures"],
+        late_starts=row["late_starts"],
+        not_before=row["not_before"],
+        last_end=end_from_json(row["last_end"]),
+        finished_at=row["finished_at"],
+    )
+
+
+def attempt_from_row(row: RowMapping, placements: tuple[Placement, ...]) -> Attempt:
+    """Build an attempt from a row of its table and its reservations."""
+    return Attempt(
+        uid=row["workload_uid"],
+        number=row["number"],
+        state=AttemptState(row["state"]),
+        generation=row["generation"],
+        placements=placements,
+        admitted_at=row["admitted_at"],
+        running_at=row["running_at"],
+        end=end_from_json(row["end"]),
+        quota=quota_from_json(row["quota"]),
+    )
+
+
+def placement_from_row(row: RowMapping) -> Placement:
+    """Build a placement from a reservation."""
+    requests = tuple((resource, amount) for resource, amount in row["requests"])
+    return Placement(role=row["role"], flavor=row["flavor"], node=row["node"], pods=row["pods"], requests=requests)
+
+
+def placements_by_attempt(rows: Iterable[RowMapping]) -> dict[tuple[str, int], tuple[Placement, ...]]:
+    """Group reservations by (uid, attempt), sorted by role, flavor and node."""
+    found: dict[tuple[str, int], list[Placement]] = {}
+    for row in rows:
+        found.setdefault((row["workload_uid"], row["attempt"]), []).append(placement_from_row(row))
+    return {key: tuple(sorted(places, key=_place)) for key, places in found.items()}
+
+
+def _place(placement: Placement) -> tuple[str, str, str]:
+    return (placement.role, placement.flavor, placement.node)
+
+
+def quota_to_json(quota: Mapping[tuple[str, str], int]) -> list[list[Any]]:
+    """Encode (flavor, resource) → amount."""
+    return [[flavor, resource, amount] for (flavor, resource), amount in sorted(quota.items())]
+
+
+def quota_from_json(data: Iterable[Sequence[Any]]) -> Quota:
+    """Decode (flavor, resource) → amount."""
+    return {(flavor, resource): amount for flavor, resource, amount in data}

@@ -1,0 +1,227 @@
+"""The ledger's tables. What must never be broken is a constraint here, not only a rule in code.
+
+Times are ``timestamptz`` in Postgres and Unix seconds in Python. Amounts are integers as in
+``queuectl.model.resources``, at most ``MAX_AMOUNT``. Room is kept twice, for nodes and for quota:
+
+* ``room``: what may be reserved, as last observed (nodes) or as nominated (quota);
+* ``reserved``: what active attempts hold;
+* ``deficit``: how much more is held than there is room. An observation may raise it, a reservation may not.
+"""
+
+from datetime import UTC, datetime
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+
+class UnixTime(TypeDecorator[float]):
+    """A ``timestamptz`` that Python sees as Unix seconds."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """Give the driver an aware datetime."""
+        return None if value is None else datetime.fromtimestamp(value, UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> float | None:  # noqa: ARG002
+        """Return Unix seconds."""
+        return None if value is None else value.timestamp()
+
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(referred_table_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+    }
+)
+
+cluster = Table(
+    "cluster",
+    metadata,
+    Column("singleton", Boolean, primary_key=True, server_default=text("true")),
+    Column("uid", Text, nullable=False),
+    Column("bound_at", UnixTime, nullable=False, server_default=text("now()")),
+    CheckConstraint("singleton", name="singleton"),
+)
+
+# The epoch is the key, so that a ledger transaction's FOR KEY SHARE blocks a takeover (which changes the key)
+# and lets a renewal pass (which does not).
+leadership = Table(
+    "leadership",
+    metadata,
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("singleton", Boolean, nullable=False, server_default=text("true")),
+    Column("holder", Text, nullable=False),
+    Column("expires_at", UnixTime, nullable=False),
+    Column("renewed_at", UnixTime, nullable=False),
+    CheckConstraint("singleton", name="singleton"),
+    UniqueConstraint("singleton"),
+)
+
+
+def _room(name: str, *keys: str) -> Table:
+    return Table(
+        name,
+        metadata,
+        *(Column(key, Text, primary_key=True) for key in keys),
+        Column("room", BigInteger, nullable=False),
+        Column("reserved", BigInteger, nullable=False, server_default=text("0")),
+        Column("deficit", BigInteger, nullable=False, server_default=text("0")),
+        # No longer observed, kept only because something is still reserved there.
+        Column("gone", Boolean, nullable=False, server_default=text("false")),
+        CheckConstraint("room >= 0", name="room"),
+        CheckConstraint("reserved >= 0", name="reserved"),
+        CheckConstraint("deficit >= 0", name="deficit"),
+        # reserved <= room + deficit, written so that it can't overflow
+        CheckConstraint("reserved - room <= deficit", name="no_overbooking"),
+    )
+
+
+node_room = _room("node_room", "node", "resource")
+quota_room = _room("quota_room", "queue", "flavor", "resource")
+
+workload = Table(
+    "workload",
+    metadata,
+    Column("uid", Text, primary_key=True),
+    Column("namespace", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("priority", BigInteger, nullable=False),
+    Column("submitted_at", UnixTime, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("state", Text, nullable=False, server_default=text("'Queued'")),
+    Column("attempt", Integer, nullable=False, server_default=text("0")),
+    Column("failures", Integer, nullable=False, server_default=text("0")),
+    Column("late_starts", Integer, nullable=False, server_default=text("0")),
+    Column("not_before", UnixTime, nullable=False, server_default=text("to_timestamp(0)")),
+    Column("last_end", JSONB),
+    Column("finished_at", UnixTime),
+    CheckConstraint("state IN ('Queued', 'Active', 'Finished')", name="state"),
+    CheckConstraint("(state = 'Finished') = (finished_at IS NOT NULL)", name="finished"),
+    Index("ix_workload_unfinished", "uid", postgresql_where=text("state <> 'Finished'")),
+    Index("ix_workload_seq", "seq"),
+)
+
+attempt = Table(
+    "attempt",
+    metadata,
+    Column("workload_uid", Text, ForeignKey("workload.uid"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("plan_id", Uuid, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("queue", Text, nullable=False),  # the one that was charged
+    Column("quota", JSONB, nullable=False),  # [[flavor, resource, amount], ...]
+    Column("admitted_at", UnixTime, nullable=False),
+    Column("created_at", UnixTime),
+    Column("ungated_at", UnixTime),
+    Column("running_at", UnixTime),
+    Column("ending_at", UnixTime),
+    Column("ended_at", UnixTime),
+    Column("end", JSONB),
+    CheckConstraint("state IN ('Reserved', 'Created', 'Ungated', 'Running', 'Ending', 'Ended')", name="state"),
+    CheckConstraint("(state IN ('Ending', 'Ended')) = (\"end\" IS NOT NULL)", name="end"),
+    CheckConstraint("(state = 'Ended') = (ended_at IS NOT NULL)", name="ended"),
+    Index("uq_attempt_active", "workload_uid", unique=True, postgresql_where=text("state <> 'Ended'")),
+    Index("ix_attempt_plan_id", "plan_id"),
+)
+
+# A row stays after its room was given back (``freed_at``), so that every attempt can be asked for later.
+reservation = Table(
+    "reservation",
+    metadata,
+    Column("workload_uid", Text, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("role", Text, primary_key=True),
+    Column("flavor", Text, primary_key=True),
+    Column("node", Text, primary_key=True),
+    Column("pods", Integer, nullable=False),
+    Column("requests", JSONB, nullable=False),  # per pod: [[resource, amount], ...]
+    Column("freed_at", UnixTime),
+    ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
+    CheckConstraint("pods > 0", name="pods"),
+    Index("ix_reservation_held", "workload_uid", "attempt", postgresql_where=text("freed_at IS NULL")),
+)
+
+# The outbox: what is still to be carried out on the API server, a row for each step of a gang.
+step = Table(
+    "step",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("workload_uid", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("step", Text, nullable=False),
+    Column("created_at", UnixTime, nullable=False),
+    Column("due_at", UnixTime, nullable=False),
+    Column("tries", Integer, nullable=False, server_default=text("0")),
+    Column("last_error", Text),
+    Column("done_at", UnixTime),
+    Column("epoch", BigInteger, nullable=False),
+    ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
+    CheckConstraint("step IN ('Create', 'Ungate', 'Remove')", name="step"),
+    Index("uq_step_open", "workload_uid", "attempt", unique=True, postgresql_where=text("done_at IS NULL")),
+)
+
+event = Table(
+    "event",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("at", UnixTime, nullable=False),
+    Column("workload_uid", Text),
+    Column("attempt", Integer),
+    Column("kind", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("facts", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("epoch", BigInteger, nullable=False),
+    Index("ix_event_workload_uid", "workload_uid", "id", postgresql_where=text("workload_uid IS NOT NULL")),
+)
+
+quota_version = Table(
+    "quota_version",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("queue", Text, nullable=False),
+    Column("flavor", Text, nullable=False),
+    Column("resource", Text, nullable=False),
+    Column("from_nominal", BigInteger),
+    Column("to_nominal", BigInteger),
+    Column("changed_by", Text, nullable=False),
+    Column("changed_at", UnixTime, nullable=False),
+    Index("ix_quota_version_queue", "queue", "id"),
+)
+
+# Says whether a COMMIT whose answer was lost took place; rows older than a day are dropped.
+plan = Table(
+    "plan",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("committed_at", UnixTime, nullable=False, server_default=text("now()")),
+    Column("admitted", Integer, nullable=False, server_default=text("0")),
+    Index("ix_plan_committed_at", "committed_at"),
+)
