@@ -46,9 +46,10 @@ def spawn(command: Sequence[str], *, log: Path, cwd: Path) -> Process:
 
 def is_alive(process: Process) -> bool:
     """Whether exactly this process still runs (a zombie does not)."""
-    if child := _children.get(process.pid):
-        child.poll()
-    return _birth(process.pid) == process.born
+    birth = _birth(process.pid)
+    if birth is None and (child := _children.pop(process.pid, None)):
+        child.wait(timeout=STOP_SECONDS)  # ended already: this only reaps it
+    return birth == process.born
 
 
 def end(processes: Sequence[Process], *, seconds: float = STOP_SECONDS) -> None:
@@ -62,8 +63,6 @@ def end(processes: Sequence[Process], *, seconds: float = STOP_SECONDS) -> None:
         if not _gone(processes, seconds):
             left = [str(p.pid) for p in processes if is_alive(p)]
             raise LocalError(f"Processes {', '.join(left)} did not end after SIGKILL; look at their state with ps.")
-    for process in processes:
-        _children.pop(process.pid, None)
 
 
 def send(process: Process, number: signal.Signals) -> None:

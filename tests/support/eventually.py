@@ -1,0 +1,19 @@
+"""Wait on a state, with a limit."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def eventually(look: Callable[[], Awaitable[T]], what: str, *, seconds: float = 30.0) -> T:
+    """Return the first truthy value of `look`, or fail naming `what` was waited for and the last value seen."""
+    deadline = time.monotonic() + seconds
+    while True:
+        seen = await look()
+        if seen:
+            return seen
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s; last seen {seen!r}"
+        await asyncio.sleep(0.05)
