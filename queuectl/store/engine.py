@@ -27,9 +27,9 @@ _KEEPALIVE = {
     "tcp_user_timeout": 10_000,
 }
 
-# Classes 08 (connection), 53 (resources), 57 (operator intervention); 55P03: a lock not granted in time;
-# 25P03: idle in transaction for too long; 25P04: transaction took too long.
-_UNAVAILABLE = ("08", "53", "57", "55P03", "25P03", "25P04")
+# Classes 08 (connection), 28 (authorization), 53 (resources), 57 (operator intervention); 3D000: no such database;
+# 55P03: a lock not granted in time; 25P03 and 25P04: a transaction idle for too long, or too long.
+_UNAVAILABLE = ("08", "28", "53", "57", "3D000", "55P03", "25P03", "25P04")
 _TRIES = 2
 _TRIES_UNKNOWN = 4
 _CONFLICT = ("40001", "40P01")  # serialization failure, deadlock
@@ -112,40 +112,52 @@ async def translated(limit: float = CALL_SECONDS) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(limit):
             yield
-    except DBAPIError as error:
-        state = getattr(error.orig, "sqlstate", None) or ""
-        if state in _CONFLICT:
-            raise Conflict(str(error.orig)) from error
-        if (
-            state.startswith(_UNAVAILABLE)
-            or error.connection_invalidated
-            or (not state and isinstance(error, (OperationalError, InterfaceError)))
-            or isinstance(error.orig, (OSError, TimeoutError))
-            or (isinstance(error, OperationalError) and error.statement is None)  # could not even connect
-        ):
-            raise StoreUnavailable(f"Postgres is not available: {error.orig}") from error
-        raise
-    except (OSError, TimeoutError, PoolTimeout) as error:
-        raise StoreUnavailable(f"Postgres is not available: {error or type(error).__name__}") from error
+    except Exception as error:
+        unavailable = _as_unavailable(error)
+        if unavailable is None:
+            raise
+        raise unavailable from error
+
+
+def _as_unavailable(error: Exception) -> StoreUnavailable | None:
+    """Return what the error means to the callers, if it is about reaching Postgres and not about what was asked."""
+    # While connecting, asyncpg's own errors come through unwrapped.
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    state = getattr(cause, "sqlstate", None) or ""
+    if state in _CONFLICT:
+        return Conflict(str(cause))
+    if (
+        state.startswith(_UNAVAILABLE)
+        or isinstance(cause, (OSError, TimeoutError, PoolTimeout))
+        or (isinstance(error, DBAPIError) and error.connection_invalidated)
+        or (isinstance(error, (OperationalError, InterfaceError)) and not state)
+    ):
+        return StoreUnavailable(f"Postgres is not available: {str(cause) or type(cause).__name__}")
+    return None
 
 
 @asynccontextmanager
-async def transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """Open a transaction that commits at the end of the block.
+async def transaction(engine: AsyncEngine, limit: float = CALL_SECONDS) -> AsyncIterator[AsyncConnection]:
+    """Open a transaction that commits at the end of the block; all of it takes at most ``limit`` seconds.
 
     Raises StoreUnavailable, Conflict, or CommitUnknown when the answer to COMMIT was lost.
     """
     committing = False
     try:
-        async with translated(), engine.connect() as connection:
+        async with translated(limit), engine.connect() as connection:
             begun = await connection.begin()
             try:
                 yield connection
-            except BaseException:
-                await begun.rollback()
+                committing = True
+                await begun.commit()
+            except asyncio.CancelledError:
+                # Whatever the driver was doing is half done: such a connection goes, and is not asked to roll back.
+                await connection.invalidate()
                 raise
-            committing = True
-            await begun.commit()
+            except BaseException:
+                if not committing:
+                    await begun.rollback()
+                raise
     except Conflict:
         raise
     except StoreUnavailable as error:

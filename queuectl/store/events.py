@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model.reasons import Why
 from queuectl.store import tables
-from queuectl.store.rows import plain, rowset
+from queuectl.store.rows import clean, plain, rowset
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ async def record(connection: AsyncConnection, epoch: int, events: Sequence[Event
                 "uid": event.uid,
                 "attempt": event.attempt,
                 "kind": event.kind,
-                "message": event.message,
+                "message": clean(event.message),
                 "facts": plain(event.facts),
             }
             for n, event in enumerate(events)

@@ -42,7 +42,7 @@ class Leadership:
     """The leadership row as one candidate sees it.
 
     ``holder`` names the candidate and must be different for every process. ``ttl`` and ``margin`` are in seconds.
-    Every method raises StoreUnavailable when Postgres can't be reached.
+    Every method raises StoreUnavailable when Postgres can't be reached within ``ttl``.
     """
 
     def __init__(self, engine: AsyncEngine, *, holder: str, ttl: float = 6.0, margin: float = 1.0) -> None:
@@ -72,7 +72,7 @@ class Leadership:
             },
             where=or_(leadership.c.expires_at <= clock, leadership.c.holder == self._holder),
         )
-        async with transaction(self._engine) as connection:
+        async with transaction(self._engine, limit=self._ttl) as connection:
             epoch = await connection.scalar(statement.returning(leadership.c.epoch))
         return None if epoch is None else self._term(epoch, started)
 
@@ -86,7 +86,7 @@ class Leadership:
             .where(leadership.c.epoch == epoch, leadership.c.holder == self._holder)
             .values(expires_at=expires, renewed_at=clock)
         )
-        async with transaction(self._engine) as connection:
+        async with transaction(self._engine, limit=self._ttl) as connection:
             found = await connection.scalar(statement.returning(leadership.c.epoch))
         return None if found is None else self._term(epoch, started)
 
@@ -97,7 +97,7 @@ class Leadership:
             .where(leadership.c.epoch == epoch, leadership.c.holder == self._holder)
             .values(epoch=leadership.c.epoch + 1, holder=_NOBODY, expires_at=func.clock_timestamp())
         )
-        async with transaction(self._engine) as connection:
+        async with transaction(self._engine, limit=self._ttl) as connection:
             await connection.execute(statement)
 
     async def current(self) -> tuple[str, int, float] | None:
@@ -106,7 +106,7 @@ class Leadership:
         statement = select(leadership.c.holder, leadership.c.epoch, left).where(
             leadership.c.holder != _NOBODY, leadership.c.expires_at > func.clock_timestamp()
         )
-        async with transaction(self._engine) as connection:
+        async with transaction(self._engine, limit=self._ttl) as connection:
             row = (await connection.execute(statement)).one_or_none()
         return None if row is None else (row[0], row[1], float(row[2]))
 

@@ -22,6 +22,7 @@ from queuectl.store.leadership import fence
 from queuectl.store.reserve import CycleResult
 from queuectl.store.rows import (
     attempt_from_row,
+    clean,
     placements_by_attempt,
     rowset,
     workload_from_row,
@@ -190,7 +191,7 @@ class Ledger:
             await connection.execute(
                 update(s)
                 .where(s.c.workload_uid == uid, s.c.attempt == attempt, s.c.done_at.is_(None))
-                .values(tries=s.c.tries + 1, last_error=error, due_at=due_at)
+                .values(tries=s.c.tries + 1, last_error=clean(error), due_at=due_at)
             )
 
     async def audit(self) -> list[str]:

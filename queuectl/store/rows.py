@@ -1,6 +1,7 @@
 """Rows of the ledger ⇄ values of the model, and many rows in one statement."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from sqlalchemy import RowMapping, TableValuedAlias, bindparam, column, func
@@ -53,18 +54,23 @@ def end_from_json(data: Mapping[str, Any] | None) -> End | None:
 
 
 def plain(facts: Mapping[str, object]) -> dict[str, Any]:
-    """Return the facts with only what JSON can hold."""
-    return {key: _plain(value) for key, value in facts.items()}
+    """Return the facts with only what JSON in Postgres can hold."""
+    return {clean(key): _plain(value) for key, value in facts.items()}
+
+
+def clean(text: str) -> str:
+    """Return the text without what Postgres refuses: NUL and halves of surrogate pairs."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()
 
 
 def _plain(value: object) -> object:
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and isfinite(value)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {clean(str(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item) for item in value]
-    return str(value)
+    return clean(str(value))
 
 
 def workload_from_row(row: RowMapping) -> Workload:
