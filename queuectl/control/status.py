@@ -1,13 +1,15 @@
-"""What a TrainingJob's status should say. Pure; ``control.report`` writes it."""
+"""What the statuses of jobs and queues should say. Pure; ``control.report`` writes it."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from queuectl.core.lifecycle import PodKey, ready
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome, Workload, WorkloadState
-from queuectl.model.objects import Job, Pod
+from queuectl.core.snapshot import QuotaKey
+from queuectl.model.lifecycle import Attempt, AttemptState, Outcome, Workload, WorkloadState
+from queuectl.model.objects import Job, Pod, Queue
 from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.resources import format_quantity
 
 Status = dict[str, Any]
 
@@ -80,38 +82,62 @@ def desired(
 
 
 def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why, now: float) -> list[dict[str, Any]]:
-    """Return the conditions; a condition keeps its transition time as long as its status stays the same."""
+    """Return the conditions of a job."""
     finished = workload.state is WorkloadState.FINISHED
-    end: End | None = attempt.end if attempt else workload.last_end
     running = attempt is not None and attempt.state is AttemptState.RUNNING
-    holds: list[tuple[str, bool, Why]] = [
+    told = [
         ("QuotaReserved", attempt is not None, cause),
         ("Admitted", attempt is not None, cause),
         ("PodsReady", running, cause),
     ]
+    end = attempt.end if attempt else workload.last_end
     if end is not None and end.outcome is Outcome.REQUEUE:
-        holds += [("Evicted", True, end.why), ("Requeued", attempt is None and not finished, end.why)]
-    elif workload.attempt > 1 or (attempt is None and workload.attempt > 0 and not finished):
-        holds += [("Evicted", False, cause), ("Requeued", False, cause)]
+        told += [("Evicted", True, end.why), ("Requeued", attempt is None, end.why)]
+    elif workload.attempt > 1:
+        told += [("Evicted", False, cause), ("Requeued", False, cause)]
     if finished:
-        holds.append(("Finished", True, cause))
-    before = {c.get("type"): c for c in job.status.get("conditions") or ()}
-    result = []
-    for kind, value, told in holds:
-        status = "True" if value else "False"
-        old = before.get(kind)
-        since = old.get("lastTransitionTime") if old and old.get("status") == status else None
-        result.append(
+        told.append(("Finished", True, cause))
+    return [_condition(job.status, job.generation, kind, cause, holds=holds, now=now) for kind, holds, cause in told]
+
+
+def of_queue(
+    queue: Queue, *, pending: int, running: int, usage: Mapping[QuotaKey, int], problem: str, now: float
+) -> Status:
+    """Return the whole status of a queue."""
+    ready_why = (
+        why(Reason.MISCONFIGURED, field=f"queue {queue.name}", problem=problem) if problem else why(Reason.QUEUE_READY)
+    )
+    return {
+        "observedGeneration": queue.generation,
+        "pending": pending,
+        "running": running,
+        "reserved": [
             {
-                "type": kind,
-                "status": status,
-                "reason": told.code,
-                "message": str(told),
-                "observedGeneration": job.generation,
-                "lastTransitionTime": since or timestamp(now),
+                "flavor": flavor,
+                "resource": resource,
+                "amount": format_quantity(resource, usage.get((queue.name, flavor, resource), 0)),
+                "nominal": format_quantity(resource, nominal),
             }
-        )
-    return result
+            for (flavor, resource), nominal in queue.nominal.items()
+        ],
+        "conditions": [_condition(queue.status, queue.generation, "Ready", ready_why, holds=not problem, now=now)],
+    }
+
+
+def _condition(
+    before: Mapping[str, Any], generation: int, kind: str, cause: Why, *, holds: bool, now: float
+) -> dict[str, Any]:
+    """Return a condition; it keeps its transition time as long as its status stays the same."""
+    old: Mapping[str, Any] = next((c for c in before.get("conditions") or () if c.get("type") == kind), {})
+    value = "True" if holds else "False"
+    return {
+        "type": kind,
+        "status": value,
+        "reason": cause.code,
+        "message": str(cause),
+        "observedGeneration": generation,
+        "lastTransitionTime": old["lastTransitionTime"] if old.get("status") == value else timestamp(now),
+    }
 
 
 def timestamp(unix: float) -> str:

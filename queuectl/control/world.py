@@ -94,6 +94,8 @@ class World:
         """Take in a changed queue."""
         if new is not None:
             self.queues[new.name] = new
+            if new == old:
+                return  # only its status changed
         elif old is not None:
             self.queues.pop(old.name, None)
         self.changes.queues.add((new or old).name)  # type: ignore[union-attr]
@@ -166,17 +168,22 @@ class World:
         self.touched.add(move.uid)
         self.restated.add(move.uid)
 
-    def retired(self, uid: str) -> None:
-        """Forget a workload that ended while it waited, its object gone or going."""
+    def forget(self, uid: str) -> None:
+        """Forget a workload that is over, its object gone or going."""
         self.workloads.pop(uid, None)
         self._barred.pop(uid, None)
 
     # What the engine asks
 
-    def submissions(self) -> list[Workload]:
-        """Return workloads that the ledger does not know as they are now, new ones with their place in time."""
+    def take_changes(self) -> Changes:
+        """Return what the ledger has not been told, and take it as told."""
+        taken, self.changes = self.changes, Changes()
+        return taken
+
+    def submissions(self, uids: Iterable[str]) -> list[Workload]:
+        """Return those workloads that the ledger does not know as they are, new ones with their place in time."""
         result = []
-        for uid in self.changes.submissions:
+        for uid in sorted(uids, key=self._arrival):
             job, known = self.jobs.get(uid), self.workloads.get(uid)
             if job is None or (job.deleting and known is None):
                 continue
@@ -190,7 +197,7 @@ class World:
             if self.workloads.get(uid) != workload:
                 self.workloads[uid] = workload
                 result.append(workload)
-        return sorted(result, key=lambda workload: workload.seq)
+        return result
 
     def snapshot(self) -> Snapshot:
         """Return what the next cycle decides upon."""
@@ -239,11 +246,6 @@ class World:
             back_off=self._back_off,
         )
 
-    def next_deadline(self) -> float | None:
-        """Return the Unix seconds of the earliest start deadline or run time limit."""
-        times = (deadline(a, self.jobs[a.uid]) for a in self.attempts.values() if a.uid in self.jobs)
-        return min((at for at in times if at is not None), default=None)
-
     def overdue(self, now: float) -> set[str]:
         """Return the workloads whose deadline has passed."""
         result = set()
@@ -253,6 +255,16 @@ class World:
             if at is not None and at <= now:
                 result.add(uid)
         return result
+
+    def waits_in_vain(self, uid: str) -> bool:
+        """Tell whether the workload waits although its job is deleted."""
+        workload, job = self.workloads.get(uid), self.jobs.get(uid)
+        return workload is not None and workload.state is WorkloadState.QUEUED and (job is None or job.deleting)
+
+    def is_over(self, uid: str) -> bool:
+        """Tell whether the workload holds nothing and never will."""
+        workload = self.workloads.get(uid)
+        return workload is None or workload.state is WorkloadState.FINISHED
 
     def orphans(self) -> list[Pod]:
         """Return pods of ours that no active attempt owns and that may still run."""
@@ -270,6 +282,10 @@ class World:
             self.pods.setdefault((pod.workload, pod.attempt), {}).setdefault((pod.role, pod.index), pod)
 
     # Inside
+
+    def _arrival(self, uid: str) -> tuple[float, str]:
+        job = self.jobs.get(uid)
+        return (job.gang.submitted_at if job else 0.0, uid)
 
     def _ended(self, workload: Workload, attempt: Attempt, now: float) -> None:
         end = attempt.end

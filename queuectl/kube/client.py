@@ -102,7 +102,7 @@ class KubeClient:
         body: object = None,
         content_type: str = JSON,
         accept: str = JSON,
-    ) -> Any:  # noqa: ANN401 - free-form JSON
+    ) -> Any:
         """Send one request and return the decoded answer.
 
         Raises ApiError for a 4xx and ApiUnreachableError for everything that may pass.

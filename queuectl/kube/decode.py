@@ -242,6 +242,9 @@ def queue(raw: Bytes) -> Item[Queue]:
             for quota in seen.spec.get("quotas") or ()
         },
         changed_by=seen.metadata.annotations.get(CHANGED_BY, ""),
+        generation=seen.metadata.generation,
+        resource_version=seen.metadata.resource_version,
+        status=seen.status,
     )
     return Item(seen.metadata.name, seen.metadata.resource_version, value)
 
@@ -307,11 +310,11 @@ def _role(role: Mapping[str, Any]) -> Role:
     )
 
 
-def _requirements(expressions: Any) -> tuple[Requirement, ...]:  # noqa: ANN401 - free-form JSON
+def _requirements(expressions: Any) -> tuple[Requirement, ...]:
     return tuple(Requirement(e["key"], e["operator"], tuple(e.get("values") or ())) for e in expressions or ())
 
 
-def _tolerations(tolerations: Any) -> tuple[Toleration, ...]:  # noqa: ANN401 - free-form JSON
+def _tolerations(tolerations: Any) -> tuple[Toleration, ...]:
     return tuple(
         Toleration(t.get("key") or "", t.get("operator") or "Equal", t.get("value") or "", t.get("effect") or "")
         for t in tolerations or ()

@@ -2,6 +2,7 @@
 
 GROUP = "queuectl.dev"
 VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
 API = f"/apis/{GROUP}/{VERSION}"
 GATE = f"{GROUP}/gang"
 FINALIZER = f"{GROUP}/ledger"

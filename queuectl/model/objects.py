@@ -119,6 +119,9 @@ class Queue:
     order: QueueOrder = QueueOrder.BEST_EFFORT_FIFO
     nominal: Mapping[tuple[str, str], int] = field(default_factory=dict)
     changed_by: str = ""  # who wrote the spec, as the API server says
+    generation: int = field(default=0, compare=False)
+    resource_version: str = field(default="", compare=False)
+    status: Mapping[str, Any] = field(default_factory=dict, compare=False)  # as it stands in the API server
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ class Reason(Enum):
     POD_FAILED = "Pod {pod} failed with exit code {code}."
     POD_DISRUPTED = "Pod {pod} was disrupted: {problem}"
     SPEC_CHANGED = "The spec was changed between the decision and the start."
+    # of a queue
+    QUEUE_READY = "Jobs of this queue are admitted."
     # the end
     SUCCEEDED = "All pods that must succeed did."
     BACKOFF_LIMIT_EXCEEDED = "Failed {failures} times, backoffLimit is {limit}; last: {cause}"

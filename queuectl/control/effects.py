@@ -1,0 +1,183 @@
+"""The outbox's executor: carries out the step that each attempt's state asks for. It never decides.
+
+A step is known by its attempt and may be carried out again at any time; its end is reported as a Move, which the
+engine writes to the ledger. What is learnt on the way (a pod refused, a place lost) is reported in the same way.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterable
+
+import structlog
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from queuectl.control import metrics
+from queuectl.control.report import Reporter
+from queuectl.control.world import World
+from queuectl.core.lifecycle import View, holding, refused
+from queuectl.kube import pods
+from queuectl.kube.client import ApiError, ApiUnreachableError
+from queuectl.kube.writes import NameTakenError, Writer
+from queuectl.model.lifecycle import STEP_OF, AttemptState, End, Move, Outcome, Step
+from queuectl.model.objects import Place, Pod
+from queuectl.model.reasons import Reason, why
+
+WORKERS = 8  # gangs under way at once; a gang is finished before the next is begun
+GIVE_UP_SECONDS = 60.0  # of trying one step; the engine then offers it again
+
+log = structlog.get_logger()
+
+# Answers that the same pod will get again however often it is sent.
+_PERMANENT = {400, 413, 422}
+_URGENCY = {Step.REMOVE: 0, Step.UNGATE: 1, Step.CREATE: 2}
+
+
+class _SupersededError(Exception):
+    """The attempt has moved on meanwhile."""
+
+
+class Executor:
+    """Workers that take steps, the most urgent first."""
+
+    def __init__(
+        self, world: World, writer: Writer, reporter: Reporter, done: Callable[[Move], None], now: Callable[[], float]
+    ) -> None:
+        """Prepare; ``run`` starts the workers."""
+        self._world = world
+        self._writer = writer
+        self._reporter = reporter
+        self._done = done
+        self._now = now
+        self._queue: asyncio.PriorityQueue[tuple[int, int, str, int, AttemptState]] = asyncio.PriorityQueue()
+        self._order = itertools.count()
+        self._waiting: set[tuple[str, int, AttemptState]] = set()
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def offer(self, uid: str) -> None:
+        """Queue the step that the workload's attempt is at, unless it is queued or has none."""
+        attempt = self._world.attempts.get(uid)
+        step = STEP_OF.get(attempt.state) if attempt else None
+        if attempt is None or step is None:
+            return
+        key = (uid, attempt.number, attempt.state)
+        if key not in self._waiting:
+            self._waiting.add(key)
+            self._queue.put_nowait((_URGENCY[step], next(self._order), *key))
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            _, _, uid, number, state = await self._queue.get()
+            lock = self._locks.setdefault(uid, asyncio.Lock())
+            async with lock:
+                try:
+                    await self._carry_out(uid, number, state)
+                except _SupersededError:
+                    pass
+                except (ApiUnreachableError, ApiError, NameTakenError) as error:
+                    # Still the attempt's step: the engine's sweep offers it again, and its deadline bounds it.
+                    log.warning("step failed", uid=uid, attempt=number, step=STEP_OF[state], error=str(error))
+                    metrics.STEP_FAILURES.labels(STEP_OF[state]).inc()
+                finally:
+                    self._waiting.discard((uid, number, state))
+            if not lock.locked() and uid not in self._world.attempts:
+                self._locks.pop(uid, None)
+
+    async def _carry_out(self, uid: str, number: int, state: AttemptState) -> None:
+        step = {Step.CREATE: self._create, Step.UNGATE: self._ungate, Step.REMOVE: self._remove}[STEP_OF[state]]
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type((ApiUnreachableError, NameTakenError)),
+            wait=wait_random_exponential(multiplier=0.2, max=5),
+            stop=stop_after_delay(GIVE_UP_SECONDS),
+            reraise=True,
+        ):
+            with attempt:
+                view = self._current(uid, number, state)
+                move = await step(view)
+        if move is not None:
+            self._done(move)
+
+    def _current(self, uid: str, number: int, state: AttemptState) -> View:
+        view = self._world.view(uid, self._now())
+        if view is None or view.attempt.number != number or view.attempt.state is not state:
+            raise _SupersededError
+        return view
+
+    async def _create(self, view: View) -> Move | None:
+        """Say Admitted for the spec that was planned for, then create what is missing of the gang, gated."""
+        attempt = view.attempt
+        job = await self._reporter.admitted(attempt.uid)
+        if job is None:
+            return self._end(view, End(why(Reason.SPEC_CHANGED), Outcome.REQUEUE))
+        if not job.has_finalizer:
+            await self._writer.set_finalizer(job, present=True)
+        await self._writer.ensure_priority_class(view.workload.priority)
+        manifests = pods.manifests(job, attempt, view.workload.priority, self._world.flavors)
+        missing = [manifest for key, manifest in manifests.items() if key not in view.pods]
+
+        async def create(manifest: pods.Manifest) -> None:
+            self._current(attempt.uid, attempt.number, attempt.state)
+            try:
+                self._world.adopt(await self._writer.create_pod(manifest))
+            except ApiError as error:
+                raise _RefusedError(manifest["metadata"]["name"], error) from error
+
+        try:
+            await _all(create(manifest) for manifest in missing)
+        except _RefusedError as error:
+            permanent = error.cause.status in _PERMANENT
+            return self._end(view, refused(view, error.pod, error.cause.message, permanent=permanent))
+        return Move(attempt.uid, attempt.number, AttemptState.CREATED)
+
+    async def _ungate(self, view: View) -> Move | None:
+        """Take all gates away, if every pod is there and every place still good."""
+        attempt, job = view.attempt, view.job
+        nodes = pods.nodes_of(attempt)
+        if job is None or set(nodes) - set(view.pods) or any(p is not Place.GOOD for p in view.places.values()):
+            return None  # the engine sees the same and ends the attempt
+
+        async def ungate(pod: Pod, node: str) -> None:
+            self._current(attempt.uid, attempt.number, attempt.state)
+            now = await self._writer.ungate(job, pod, node)
+            if now is None:
+                raise _SupersededError  # the watch will tell that the pod is gone
+
+        await _all(ungate(pod, nodes[key][0]) for key, pod in view.pods.items() if pod.gated)
+        return Move(attempt.uid, attempt.number, AttemptState.UNGATED)
+
+    async def _remove(self, view: View) -> None:
+        """Delete what still holds room; that it is gone shows in the watch."""
+        attempt = view.attempt
+        left = holding(view)
+        lost = [pod for pod in left if pod.node and view.places.get(pod.node) is Place.GONE]
+        await _all(self._writer.remove_pod(pod, at_once=True) for pod in lost)
+        if all(pod.deleting for pod in left):
+            return
+        everything = attempt.end is not None and attempt.end.outcome is Outcome.DELETED
+        await self._writer.remove_pods(attempt, view.workload.namespace, ended_too=everything)
+
+    @staticmethod
+    def _end(view: View, end: End) -> Move:
+        return Move(view.attempt.uid, view.attempt.number, AttemptState.ENDING, end)
+
+
+class _RefusedError(Exception):
+    def __init__(self, pod: str, cause: ApiError) -> None:
+        super().__init__(str(cause))
+        self.pod = pod
+        self.cause = cause
+
+
+async def _all(work: Iterable[Coroutine[object, object, None]]) -> None:
+    """Run all of it side by side; the first failure cancels the rest and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None

@@ -1,0 +1,195 @@
+"""A controller's life: wait to be elected, act for a term, start over when the term is lost.
+
+Everything that acts belongs to a term and is made anew for it: informers list the cluster after the election, then
+the ledger is read, then the first cycle runs. A term that is lost takes all of it along, so nothing stale survives.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import structlog
+
+from queuectl.control import metrics
+from queuectl.control.engine import Engine
+from queuectl.control.janitor import Janitor
+from queuectl.control.report import Reporter
+from queuectl.control.settings import Settings
+from queuectl.control.world import World
+from queuectl.core.lifecycle import BackOff
+from queuectl.kube import decode, lease
+from queuectl.kube.client import ApiError, ApiUnreachableError, KubeClient
+from queuectl.kube.informer import Informer
+from queuectl.kube.names import API, jobs_path, pods_path
+from queuectl.kube.writes import DeposedError, Writer
+from queuectl.store.engine import Fenced, StoreUnavailable, open_engine
+from queuectl.store.leadership import Leadership, Term
+from queuectl.store.ledger import Ledger
+
+SYNC_SECONDS = 120.0  # for all lists of a new leader to come in
+STUCK_SECONDS = 60.0  # without a round of the engine: /healthz fails
+PAUSE_SECONDS = 1.0  # before standing for election again
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Health:
+    """What /healthz and /readyz tell."""
+
+    leading: bool = False
+    database: bool = False
+    engine: Engine | None = field(default=None, repr=False)
+
+    def alive(self) -> bool:
+        """Tell whether the process does its work, as leader or in waiting."""
+        return self.engine is None or time.monotonic() - self.engine.beat < STUCK_SECONDS
+
+    def ready(self) -> bool:
+        """Tell whether the process leads or could take over."""
+        return self.database
+
+
+class Manager:
+    """One controller process."""
+
+    def __init__(self, settings: Settings, client: KubeClient, database_url: str) -> None:
+        """Prepare; ``run`` starts it."""
+        self.health = Health()
+        self._settings = settings
+        self._client = client
+        self._engine = open_engine(database_url)
+        self._ledger = Ledger(self._engine)
+        self._leadership = Leadership(self._engine, holder=settings.identity, ttl=settings.lease_seconds)
+        self._term: Term | None = None
+
+    async def run(self) -> None:
+        """Stand for election and act, until cancelled.
+
+        Raises WrongCluster when the ledger belongs to another cluster.
+        """
+        try:
+            while True:
+                await self._stand()
+                await asyncio.sleep(PAUSE_SECONDS)
+        finally:
+            metrics.LEADING.set(0)
+            await self._engine.dispose()
+
+    async def _stand(self) -> None:
+        try:
+            namespace = await self._client.request("GET", "/api/v1/namespaces/kube-system")
+            await self._ledger.bind(namespace["metadata"]["uid"])
+            self._term = await self._leadership.acquire()
+            self.health.database = True
+        except StoreUnavailable as error:
+            self.health.database = False
+            log.warning("database unreachable", error=str(error))
+            return
+        except (ApiUnreachableError, ApiError) as error:
+            log.warning("API server unreachable", error=str(error))
+            return
+        if self._term is None:
+            return
+        log.info("leading", identity=self._settings.identity, epoch=self._term.epoch)
+        metrics.LEADING.set(1)
+        self.health.leading = True
+        epoch, cause = self._term.epoch, "stopped"
+        try:
+            await self._act(epoch)
+        except* (Fenced, DeposedError):
+            cause = "deposed"
+        except* StoreUnavailable as errors:
+            cause = "database"
+            log.warning("database lost", error=str(errors.exceptions[0]))
+        except* (ApiUnreachableError, ApiError, TimeoutError) as errors:
+            cause = "api"
+            log.warning("API server lost", error=str(errors.exceptions[0]))
+        finally:
+            self.health.leading, self.health.engine, self._term = False, None, None
+            metrics.LEADING.set(0)
+            log.info("term over", epoch=epoch, cause=cause)
+            await self._resign(epoch)
+        metrics.TERMS_LOST.labels(cause).inc()
+
+    async def _act(self, epoch: int) -> None:
+        world = World(BackOff(self._settings.back_off_first, self._settings.back_off_longest))
+        writer = Writer(self._client, self._trusted)
+        reporter = Reporter(world, writer, self._settings.identity, time.time)
+        engine = Engine(world=world, ledger=self._ledger, epoch=epoch, writer=writer, reporter=reporter, now=time.time)
+
+        def told(change: Callable[[T | None, T | None], None]) -> Callable[[T | None, T | None], None]:
+            def on_change(old: T | None, new: T | None) -> None:
+                change(old, new)
+                engine.wake()
+
+            return on_change
+
+        informers: list[Informer[Any]] = [
+            Informer(
+                self._client,
+                "/apis/scheduling.k8s.io/v1/priorityclasses",
+                decode.priority_class,
+                told(world.on_priority_class),
+            ),
+            Informer(self._client, f"{API}/resourceflavors", decode.flavor, told(world.on_flavor)),
+            Informer(self._client, f"{API}/queues", decode.queue, told(world.on_queue)),
+            Informer(self._client, "/api/v1/nodes", decode.node, told(world.on_node)),
+            Informer(self._client, jobs_path(), decode.job, told(world.on_job)),
+            Informer(self._client, pods_path(), decode.pod, told(world.on_pod)),
+        ]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_leading(epoch))
+            for informer in informers:
+                group.create_task(informer.run())
+            async with asyncio.timeout(SYNC_SECONDS):
+                for informer in informers:
+                    await informer.synced.wait()
+            loaded = await self._ledger.load(list(world.jobs))
+            world.load(loaded.workloads, loaded.attempts, loaded.max_seq)
+            log.info("in sync", jobs=len(world.jobs), active=len(world.attempts), nodes=len(world.fleet.node_names()))
+            engine.beat = time.monotonic()
+            self.health.engine = engine
+            for service in (engine, engine.executor, reporter, Janitor(world, writer, time.time)):
+                group.create_task(service.run())
+
+    def _trusted(self) -> bool:
+        return self._term is not None and self._term.trusted()
+
+    async def _keep_leading(self, epoch: int) -> None:
+        """Renew until the lead is lost. Raises Fenced then."""
+        while True:
+            try:
+                renewed = await self._leadership.renew(epoch)
+                if renewed is None:
+                    raise Fenced(f"epoch {epoch} is over")
+                self._term = renewed
+                await self._show(epoch)
+            except StoreUnavailable as error:
+                if not self._trusted():
+                    raise
+                log.warning("lead not renewed", error=str(error))
+            await asyncio.sleep(self._settings.lease_seconds / 4)
+            if not self._trusted():
+                raise Fenced(f"epoch {epoch} was not renewed in time")
+
+    async def _show(self, epoch: int) -> None:
+        """Mirror the leader into a Lease, for people only; nothing reads it."""
+        now = datetime.now(UTC)
+        try:
+            await lease.show(
+                self._client, holder=self._settings.identity, epoch=epoch, seconds=self._settings.lease_seconds, now=now
+            )
+        except (ApiError, ApiUnreachableError) as error:
+            log.warning("lease not shown", error=str(error))
+
+    async def _resign(self, epoch: int) -> None:
+        try:
+            await asyncio.shield(self._leadership.resign(epoch))
+        except StoreUnavailable as error:
+            log.warning("could not resign", error=str(error))

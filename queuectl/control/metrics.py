@@ -1,0 +1,28 @@
+"""Every metric, named in one place. Names follow Kueue's where the meaning is the same."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_WAITS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600, 7 * 24 * 3600)
+
+LEADING = Gauge("queuectl_leading", "1 while this controller leads, else 0.")
+PENDING = Gauge("queuectl_pending_workloads", "Workloads that wait, held ones included.", ["queue"])
+ACTIVE = Gauge("queuectl_reserving_active_workloads", "Workloads that hold a reservation.", ["queue"])
+QUOTA = Gauge("queuectl_queue_nominal_quota", "Nominal quota, in base units.", ["queue", "flavor", "resource"])
+USAGE = Gauge("queuectl_queue_resource_reservation", "Reserved amount, in base units.", ["queue", "flavor", "resource"])
+WAIT_REASONS = Gauge("queuectl_pending_reasons", "Workloads that wait for a reason.", ["reason"])
+ADMITTED = Counter("queuectl_admitted_workloads", "Admissions.", ["queue"])
+ENDED = Counter("queuectl_ended_attempts", "Attempts that ended, by reason.", ["reason"])
+ADMISSION_WAIT = Histogram(
+    "queuectl_admission_wait_time_seconds", "Seconds from submission to admission.", ["queue"], buckets=_WAITS
+)
+READY_WAIT = Histogram(
+    "queuectl_ready_wait_time_seconds", "Seconds from admission until all pods are ready.", ["queue"], buckets=_WAITS
+)
+PLAN_SECONDS = Histogram("queuectl_plan_duration_seconds", "Seconds that the core took for a cycle.", buckets=_SECONDS)
+LEDGER_SECONDS = Histogram(
+    "queuectl_ledger_transaction_duration_seconds", "Seconds of a ledger transaction.", ["kind"], buckets=_SECONDS
+)
+REFUSED = Counter("queuectl_refused_admissions", "Admissions that the ledger refused since the plan was out of date.")
+STEP_FAILURES = Counter("queuectl_step_failures", "Steps that must be tried again.", ["step"])
+TERMS_LOST = Counter("queuectl_terms_lost", "Terms of leadership that ended early, by cause.", ["cause"])

@@ -1,0 +1,228 @@
+"""What people see: statuses of jobs and queues, and events. Writes are merged, bounded and never decide anything.
+
+Changes of a job's phase go out at once. What merely drifts (a position in the queue, a shortage's numbers) is
+written slowly, oldest first, so that writes do not grow with the backlog.
+"""
+
+import asyncio
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import structlog
+
+from queuectl.control import status
+from queuectl.control.world import World, broken_queues
+from queuectl.kube.client import ApiError, ApiUnreachableError
+from queuectl.kube.names import API_VERSION
+from queuectl.kube.writes import Writer
+from queuectl.model.lifecycle import AttemptState, Move, WorkloadState
+from queuectl.model.objects import Job, Queue
+from queuectl.model.reasons import Why
+
+WRITERS = 4
+DRIFT_SECONDS = 0.05  # between two writes of drifting statuses
+QUEUE_SECONDS = 1.0  # between two looks at the queues
+EVENTS_KEPT = 1000  # waiting to be sent; older ones are dropped first
+CONFLICT_TRIES = 5
+
+log = structlog.get_logger()
+
+
+class Reporter:
+    """Writes statuses and events of one leader's term."""
+
+    def __init__(self, world: World, writer: Writer, identity: str, now: Callable[[], float]) -> None:
+        """Prepare; ``run`` starts the writing."""
+        self._world = world
+        self._writer = writer
+        self._identity = identity
+        self._now = now
+        self._urgent: dict[str, None] = {}  # insertion order: the oldest first
+        self._drifting: dict[str, None] = {}
+        self._wake = asyncio.Event()
+        self._events: deque[dict[str, object]] = deque(maxlen=EVENTS_KEPT)
+        self._event_wake = asyncio.Event()
+        self._busy: set[str] = set()
+
+    def changed(self, uid: str) -> None:
+        """Write the job's status soon, at once if its phase is another than the one written."""
+        job, workload = self._world.jobs.get(uid), self._world.workloads.get(uid)
+        if job is None or workload is None:
+            return
+        phase = status.phase(workload, self._world.attempts.get(uid))
+        if job.status.get("phase") != phase:
+            self._drifting.pop(uid, None)
+            self._urgent.setdefault(uid)
+            self._wake.set()
+        elif uid not in self._urgent:
+            self._drifting.setdefault(uid)
+
+    def event(self, uid: str, cause: Why, *, warning: bool = False) -> None:
+        """Record an event on the job."""
+        job = self._world.jobs.get(uid)
+        if job is None:
+            return
+        now = datetime.fromtimestamp(self._now(), UTC)
+        self._events.append(
+            {
+                "apiVersion": "events.k8s.io/v1",
+                "kind": "Event",
+                "metadata": {"name": f"{job.gang.name}.{uuid.uuid4().hex[:16]}", "namespace": job.gang.namespace},
+                "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+                "reportingController": "queuectl.dev/controller",
+                "reportingInstance": self._identity[:128],
+                "action": cause.code,
+                "reason": cause.code,
+                "type": "Warning" if warning else "Normal",
+                "note": str(cause)[:1024],
+                "regarding": {
+                    "apiVersion": API_VERSION,
+                    "kind": "TrainingJob",
+                    "namespace": job.gang.namespace,
+                    "name": job.gang.name,
+                    "uid": uid,
+                },
+            }
+        )
+        self._event_wake.set()
+
+    def moved(self, move: Move) -> None:
+        """Record the event of a move that people care about."""
+        attempt = self._world.attempts.get(move.uid)
+        workload = self._world.workloads.get(move.uid)
+        if move.end is not None:
+            self.event(move.uid, move.end.why, warning=move.end.exit_code != 0)
+        elif workload is not None and move.to in {AttemptState.RESERVED, AttemptState.RUNNING}:
+            self.event(move.uid, status.reason(workload, attempt, None))
+
+    async def admitted(self, uid: str) -> Job | None:
+        """Write Admitted for the generation that was planned for; None when the spec is another by now."""
+        for _ in range(CONFLICT_TRIES):
+            job, attempt = self._world.jobs.get(uid), self._world.attempts.get(uid)
+            if job is None or attempt is None or job.generation != attempt.generation or job.deleting:
+                return None
+            try:
+                return await self._write(job)
+            except ApiError as error:
+                if error.status != 409:  # noqa: PLR2004
+                    raise
+            live = await self._writer.get_job(job)
+            if live is None:
+                return None
+            self._world.jobs[uid] = live
+        raise ApiUnreachableError("the job's status is being written by others all the time")
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WRITERS):
+                group.create_task(self._write_urgent())
+            group.create_task(self._write_drifting())
+            group.create_task(self._send_events())
+            group.create_task(self._write_queues())
+
+    async def _write_urgent(self) -> None:
+        while True:
+            uid = next((uid for uid in self._urgent if uid not in self._busy), None)
+            if uid is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            del self._urgent[uid]
+            await self._try_write(uid)
+
+    async def _write_drifting(self) -> None:
+        while True:
+            await asyncio.sleep(DRIFT_SECONDS)
+            uid = next((uid for uid in self._drifting if uid not in self._busy), None)
+            if uid is not None:
+                del self._drifting[uid]
+                await self._try_write(uid)
+
+    async def _try_write(self, uid: str) -> None:
+        job = self._world.jobs.get(uid)
+        if job is None or uid not in self._world.workloads:
+            return
+        attempt = self._world.attempts.get(uid)
+        if attempt is not None and attempt.state is AttemptState.RESERVED:
+            return  # the attempt's first step writes it, with its precondition
+        self._busy.add(uid)
+        try:
+            await self._write(job)
+        except ApiError as error:
+            if error.status == 409:  # noqa: PLR2004 - the watch will bring the newer version, and this again
+                self._drifting.setdefault(uid)
+            elif error.status != 404:  # noqa: PLR2004
+                log.warning("status refused", job=job.gang.name, namespace=job.gang.namespace, error=error.message)
+        except ApiUnreachableError:
+            self._drifting.setdefault(uid)
+        finally:
+            self._busy.discard(uid)
+            self._wake.set()
+
+    async def _write(self, job: Job) -> Job:
+        uid = job.gang.uid
+        workload, attempt = self._world.workloads[uid], self._world.attempts.get(uid)
+        plan = self._world.plan
+        wanted = status.desired(
+            job,
+            workload,
+            attempt,
+            pods=self._world.pods.get((uid, workload.attempt), {}),
+            wait=self._world.problem(uid) or plan.waits.get(uid) if workload.state is WorkloadState.QUEUED else None,
+            position=plan.positions.get(uid),
+            now=self._now(),
+        )
+        if wanted == job.status:
+            return job
+        written = await self._writer.patch_job_status(job, wanted)
+        known = self._world.jobs.get(uid)
+        if known is not None and int(known.resource_version) < int(written.resource_version):
+            self._world.jobs[uid] = written
+        return written
+
+    async def _send_events(self) -> None:
+        while True:
+            await self._event_wake.wait()
+            self._event_wake.clear()
+            while self._events:
+                body = self._events.popleft()
+                namespace = body["metadata"]["namespace"]  # type: ignore[index]
+                try:
+                    await self._writer.create_event(namespace, body)
+                except (ApiError, ApiUnreachableError) as error:
+                    log.warning("event lost", reason=body["reason"], error=str(error))
+
+    async def _write_queues(self) -> None:
+        while True:
+            await asyncio.sleep(QUEUE_SECONDS)
+            for queue, wanted in self._queue_statuses():
+                if queue.status == wanted:
+                    continue
+                try:
+                    await self._writer.patch_queue_status(queue, wanted)
+                except (ApiError, ApiUnreachableError) as error:
+                    log.warning("queue status not written", queue=queue.name, error=str(error))
+
+    def _queue_statuses(self) -> Iterator[tuple[Queue, status.Status]]:
+        waiting: Counter[str] = Counter()
+        active: Counter[str] = Counter()
+        for workload in self._world.workloads.values():
+            counts = waiting if workload.state is WorkloadState.QUEUED else active
+            if workload.state is not WorkloadState.FINISHED:
+                counts[workload.queue] += 1
+        broken = broken_queues(self._world.queues)
+        for name, queue in list(self._world.queues.items()):
+            yield (
+                queue,
+                status.of_queue(
+                    queue,
+                    pending=waiting[name],
+                    running=active[name],
+                    usage=self._world.usage,
+                    problem=broken.get(name, ""),
+                    now=self._now(),
+                ),
+            )

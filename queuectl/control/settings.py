@@ -1,0 +1,40 @@
+"""Every setting of the controller, read once from the environment; flags of ``queuectl controller`` go before it."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _data_folder() -> Path:
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "queuectl"
+
+
+def _identity() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+class Settings(BaseSettings):
+    """Settings of one controller process. Times are in seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="QUEUECTL_", extra="forbid", frozen=True, populate_by_name=True)
+
+    database_url: str = Field(
+        "", validation_alias="DATABASE_URL", description="PostgreSQL >= 14 that holds the ledger."
+    )
+    data: Path = Field(default_factory=_data_folder, description="Folder of the embedded PostgreSQL.")
+    kubeconfig: str = Field("", description="Path of the kubeconfig; default as for kubectl, then the service account.")
+    identity: str = Field(default_factory=_identity, min_length=1, description="Name of this process as a candidate.")
+    host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="Port of the same; 0 takes a free one.")
+    lease_seconds: float = Field(
+        6.0, ge=3, le=600, description="Time after its last renewal that a leader is replaced."
+    )
+    back_off_first: float = Field(10.0, gt=0, description="Pause before a gang is tried again, doubled each time.")
+    back_off_longest: float = Field(360.0, gt=0, description="Longest such pause.")
+    log_format: str = Field(
+        "auto", pattern="^(auto|json|console)$", description="auto: console on a terminal, else JSON."
+    )

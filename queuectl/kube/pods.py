@@ -1,0 +1,132 @@
+"""A gang's pods as the API server gets them: created gated, then pinned and ungated by one patch each."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from queuectl.core.lifecycle import PodKey
+from queuectl.kube.names import (
+    API_VERSION,
+    ATTEMPT_LABEL,
+    GATE,
+    INDEX_LABEL,
+    JOB_LABEL,
+    QUEUE_LABEL,
+    ROLE_LABEL,
+    WORKLOAD_LABEL,
+    pod_name,
+)
+from queuectl.model.lifecycle import Attempt
+from queuectl.model.objects import Flavor, Job, Toleration
+
+Manifest = dict[str, Any]
+
+
+def priority_class_name(priority: int) -> str:
+    """Return the name of the PriorityClass that gives pods this priority without letting kube-scheduler preempt."""
+    return f"queuectl-{priority}" if priority >= 0 else f"queuectl-minus-{-priority}"
+
+
+def priority_class(priority: int) -> Manifest:
+    """Return that PriorityClass."""
+    return {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": priority_class_name(priority)},
+        "value": priority,
+        "preemptionPolicy": "Never",
+        "description": f"Pods of TrainingJobs of priority {priority}; queuectl alone preempts for them.",
+    }
+
+
+def nodes_of(attempt: Attempt) -> dict[PodKey, tuple[str, str]]:
+    """Return (role, index) → (node, flavor), the same however the placements are ordered."""
+    result: dict[PodKey, tuple[str, str]] = {}
+    counts: dict[str, int] = {}
+    for placement in sorted(attempt.placements, key=lambda p: (p.role, p.node, p.flavor)):
+        for _ in range(placement.pods):
+            index = counts.get(placement.role, 0)
+            result[placement.role, index] = (placement.node, placement.flavor)
+            counts[placement.role] = index + 1
+    return result
+
+
+def manifests(job: Job, attempt: Attempt, priority: int, flavors: Mapping[str, Flavor]) -> dict[PodKey, Manifest]:
+    """Return the gang's pods by role and index, gated."""
+    result: dict[PodKey, Manifest] = {}
+    for (role, index), (_, flavor) in nodes_of(attempt).items():
+        template = job.templates[role]
+        metadata = template.get("metadata") or {}
+        spec = template["spec"]
+        name = pod_name(job.gang.name, role, attempt.number, index)
+        tolerations = [_toleration(t) for t in flavors[flavor].tolerations] if flavor in flavors else []
+        result[role, index] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": job.gang.namespace,
+                "annotations": metadata.get("annotations") or {},
+                "labels": (metadata.get("labels") or {})
+                | {
+                    WORKLOAD_LABEL: job.gang.uid,
+                    ATTEMPT_LABEL: str(attempt.number),
+                    ROLE_LABEL: role,
+                    INDEX_LABEL: str(index),
+                    JOB_LABEL: job.gang.name,
+                    QUEUE_LABEL: job.gang.queue,
+                },
+                "ownerReferences": [
+                    {
+                        "apiVersion": API_VERSION,
+                        "kind": "TrainingJob",
+                        "name": job.gang.name,
+                        "uid": job.gang.uid,
+                        "controller": True,
+                        "blockOwnerDeletion": True,
+                    }
+                ],
+            },
+            "spec": {
+                "restartPolicy": "Never",
+                **{key: value for key, value in spec.items() if key not in {"priority", "preemptionPolicy"}},
+                "priorityClassName": priority_class_name(priority),
+                "schedulingGates": [*(spec.get("schedulingGates") or ()), {"name": GATE}],
+                "tolerations": [*(spec.get("tolerations") or ()), *tolerations],
+            },
+        }
+    return result
+
+
+def ungate_patch(job: Job, role: str, node: str, uid: str) -> list[Manifest]:
+    """Return the JSON patch that pins a pod to its node and takes the gate away, if it is still the same pod."""
+    spec = job.templates[role]["spec"]
+    gates = spec.get("schedulingGates") or []
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": f"/spec/schedulingGates/{len(gates)}/name", "value": GATE},
+        {"op": "add", "path": "/spec/affinity", "value": pinned(spec.get("affinity") or {}, node)},
+        {"op": "remove", "path": f"/spec/schedulingGates/{len(gates)}"}
+        if gates
+        else {"op": "remove", "path": "/spec/schedulingGates"},
+    ]
+
+
+def pinned(affinity: Mapping[str, Any], node: str) -> Manifest:
+    """Return the affinity with every alternative narrowed to one node."""
+    result = deepcopy(dict(affinity))
+    required = result.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    for term in required.setdefault("nodeSelectorTerms", [{}]):
+        term["matchFields"] = [*(term.get("matchFields") or ()), pin]
+    return result
+
+
+def _toleration(toleration: Toleration) -> Manifest:
+    parts = {
+        "key": toleration.key,
+        "operator": toleration.operator,
+        "value": toleration.value,
+        "effect": toleration.effect,
+    }
+    return {key: value for key, value in parts.items() if value}

@@ -1,0 +1,181 @@
+"""All writes to the API server, each harmless when it is repeated or comes too late."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from queuectl.kube import decode, pods
+from queuectl.kube.client import JSON_PATCH, MERGE_PATCH, ApiError, KubeClient
+from queuectl.kube.names import (
+    API,
+    ATTEMPT_LABEL,
+    FINALIZER,
+    WORKLOAD_LABEL,
+    jobs_path,
+    pods_path,
+)
+from queuectl.model.lifecycle import Attempt
+from queuectl.model.objects import Job, Pod, Queue
+
+# More requests under way do not make the API server faster, they only delay each other.
+MAX_REQUESTS = 32
+
+_CONFLICT, _NOT_FOUND, _INVALID = 409, 404, 422
+
+
+class DeposedError(Exception):
+    """Leadership has run out; nothing more may be written."""
+
+
+class NameTakenError(Exception):
+    """A pod of that name exists and is not this attempt's."""
+
+
+class Writer:
+    """Writes while ``trusted`` says that this controller leads; raises DeposedError otherwise."""
+
+    def __init__(self, client: KubeClient, trusted: Callable[[], bool]) -> None:
+        """Prepare; nothing is sent."""
+        self._client = client
+        self._trusted = trusted
+        self._slots = asyncio.Semaphore(MAX_REQUESTS)
+        self._priority_classes: set[int] = set()
+
+    async def create_pod(self, manifest: pods.Manifest) -> Pod:
+        """Create a pod, or find that this attempt has created it before.
+
+        Raises ApiError when it is refused and NameTakenError when another pod has the name.
+        """
+        meta = manifest["metadata"]
+        path = pods_path(meta["namespace"])
+        try:
+            answer = await self._send("POST", path, body=manifest, params={"fieldValidation": "Strict"})
+        except ApiError as error:
+            if error.status != _CONFLICT or error.reason != "AlreadyExists":
+                raise
+            answer = await self._send("GET", f"{path}/{meta['name']}")
+        pod = decode.pod(answer).value
+        if (pod.workload, str(pod.attempt)) != (meta["labels"][WORKLOAD_LABEL], meta["labels"][ATTEMPT_LABEL]):
+            raise NameTakenError(f"a pod {pod.name} exists that is not of this attempt")
+        return pod
+
+    async def ungate(self, job: Job, pod: Pod, node: str) -> Pod | None:
+        """Pin a pod to its node and take its gate away; None when the pod is gone, the pod as it is otherwise."""
+        path = pods_path(pod.namespace, pod.name)
+        try:
+            answer = await self._send(
+                "PATCH", path, body=pods.ungate_patch(job, pod.role, node, pod.uid), content_type=JSON_PATCH
+            )
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return None
+            if error.status != _INVALID:
+                raise
+            # A test of the patch failed: it was ungated before, or is another pod by now.
+            now = await self._get_pod(path)
+            if now is None or now.uid != pod.uid:
+                return None
+            if now.gated:
+                raise
+            return now
+        return decode.pod(answer).value
+
+    async def remove_pods(self, attempt: Attempt, namespace: str, *, ended_too: bool) -> None:
+        """Delete the attempt's pods; those that stopped by themselves only if ``ended_too``."""
+        params = {"labelSelector": f"{WORKLOAD_LABEL}={attempt.uid},{ATTEMPT_LABEL}={attempt.number}"}
+        if not ended_too:
+            params["fieldSelector"] = "status.phase!=Succeeded,status.phase!=Failed"
+        await self._send("DELETE", pods_path(namespace), params=params)
+
+    async def remove_pod(self, pod: Pod, *, at_once: bool = False) -> None:
+        """Delete one pod; ``at_once`` when its node is gone, so that no kubelet would ever confirm."""
+        options: dict[str, Any] = {"preconditions": {"uid": pod.uid}}
+        if at_once:
+            options["gracePeriodSeconds"] = 0
+        await self._ignoring_gone("DELETE", pods_path(pod.namespace, pod.name), body=options)
+
+    async def ensure_priority_class(self, priority: int) -> None:
+        """Create the PriorityClass of our pods unless it exists."""
+        if priority in self._priority_classes:
+            return
+        try:
+            await self._send("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body=pods.priority_class(priority))
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+        self._priority_classes.add(priority)
+
+    async def get_job(self, job: Job) -> Job | None:
+        """Read a job anew; None when it is gone or another one has its name."""
+        try:
+            answer = await self._send("GET", jobs_path(job.gang.namespace, job.gang.name))
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return None
+            raise
+        now = decode.job(answer).value
+        return now if now.gang.uid == job.gang.uid else None
+
+    async def patch_job_status(self, job: Job, status: Any) -> Job:
+        """Replace a job's status if it is still as ``job`` shows it; raises ApiError 409 otherwise."""
+        gone = {key: None for key in job.status if key not in status}
+        body = {"metadata": {"resourceVersion": job.resource_version}, "status": status | gone}
+        path = jobs_path(job.gang.namespace, job.gang.name) + "/status"
+        return decode.job(await self._send("PATCH", path, body=body, content_type=MERGE_PATCH)).value
+
+    async def patch_queue_status(self, queue: Queue, status: Any) -> None:
+        """Replace a queue's status if it is still as ``queue`` shows it."""
+        body = {"metadata": {"resourceVersion": queue.resource_version}, "status": status}
+        await self._ignoring_gone("PATCH", f"{API}/queues/{queue.name}/status", body=body, content_type=MERGE_PATCH)
+
+    async def set_finalizer(self, job: Job, *, present: bool) -> None:
+        """Add our finalizer to a job or take it away; does nothing when the job is gone or as wanted."""
+        path = jobs_path(job.gang.namespace, job.gang.name)
+        try:
+            live = await self._client.request("GET", path)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return
+            raise
+        meta = live["metadata"]
+        finalizers = [name for name in meta.get("finalizers") or () if name != FINALIZER]
+        if meta["uid"] != job.gang.uid or (FINALIZER in (meta.get("finalizers") or ())) == present:
+            return
+        body = {
+            "metadata": {
+                "resourceVersion": meta["resourceVersion"],
+                "finalizers": [*finalizers, FINALIZER] if present else finalizers,
+            }
+        }
+        await self._ignoring_gone("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def delete_job(self, job: Job) -> None:
+        """Delete a job if it is still the same."""
+        body = {"preconditions": {"uid": job.gang.uid}, "propagationPolicy": "Background"}
+        await self._ignoring_gone("DELETE", jobs_path(job.gang.namespace, job.gang.name), body=body)
+
+    async def create_event(self, namespace: str, body: Any) -> None:
+        """Record an event."""
+        await self._send("POST", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", body=body)
+
+    async def _get_pod(self, path: str) -> Pod | None:
+        try:
+            return decode.pod(await self._send("GET", path)).value
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return None
+            raise
+
+    async def _ignoring_gone(self, method: str, path: str, **request: Any) -> None:
+        try:
+            await self._send(method, path, **request)
+        except ApiError as error:
+            # 409: the uid names another object by now, or it has changed and the next look decides anew.
+            if error.status not in {_NOT_FOUND, _CONFLICT}:
+                raise
+
+    async def _send(self, method: str, path: str, **request: Any) -> bytes:
+        async with self._slots:
+            if not self._trusted():
+                raise DeposedError("leadership ran out")
+            return await self._client.request_raw(method, path, **request)
