@@ -25,7 +25,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[controlp
         controlplane.down(state, delete=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 async def kube(control_plane: controlplane.Running) -> AsyncIterator[KubeClient]:
     """Open a client of the shared control plane, with CRDs and policies installed."""
     async with await KubeClient.open(str(control_plane.kubeconfig)) as client:
