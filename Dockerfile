@@ -1,8 +1,8 @@
 # The wheel and its locked dependencies are put into one virtual environment; the image holds nothing else of the build.
 FROM python:3.12-slim AS build
 WORKDIR /src
-RUN ["python", "-m", "pip", "install", "--no-cache-dir", "uv>=0.9,<1"]
-COPY pyproject.toml uv.lock README.md ./
+RUN ["python", "-m", "pip", "install", "--no-cache-dir", "uv==0.13.9"]
+COPY pyproject.toml uv.lock README.md LICENSE* ./
 COPY migrations migrations
 COPY queuectl queuectl
 RUN ["python", "-m", "uv", "build", "--wheel", "--out-dir", "/dist"]

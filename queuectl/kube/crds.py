@@ -10,12 +10,22 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import ConfigDict, Field, StrictBool, StrictStr, model_validator
 
-from queuectl.kube.fields import LabelName, Name, QualifiedName, Quantity, rule, rules
+from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName, rule, rules
+from queuectl.kube.parts import (
+    Conditions,
+    Int32,
+    Int64,
+    Labels,
+    Message,
+    ObjectMeta,
+    Part,
+    PodTemplate,
+    Text,
+    list_map,
+)
 from queuectl.model.objects import QueueOrder
-from queuectl.model.resources import is_gpu, parse_quantity
 
 GROUP = "queuectl.dev"
 VERSION = "v1alpha1"
@@ -29,14 +39,6 @@ MAX_SPEC_BYTES = 1_000_000  # etcd stores 1.5 MiB an object; the rest is for sta
 MAX_PRIORITY = 1_000_000_000  # as for PriorityClasses that users may create
 INT32 = 2**31 - 1
 GPU_RESOURCE = "^[^/]*/(mig-|.*gpu)"  # what is_gpu tells, for CEL
-
-Int32 = Annotated[StrictInt, Field(json_schema_extra={"format": "int32"})]
-Int64 = Annotated[StrictInt, Field(json_schema_extra={"format": "int64"})]
-Text = Annotated[StrictStr, Field(max_length=253)]
-Message = Annotated[StrictStr, Field(max_length=32768)]
-Labels = Annotated[dict[StrictStr, Annotated[StrictStr, Field(max_length=63)]], Field(max_length=64)]
-Annotations = Annotated[dict[StrictStr, Annotated[StrictStr, Field(max_length=262_144)]], Field(max_length=64)]
-Quantities = Annotated[dict[StrictStr, Quantity], Field(max_length=32)]
 
 
 class Phase(StrEnum):
@@ -62,116 +64,10 @@ class ConditionType(StrEnum):
     READY = "Ready"  # of a Queue
 
 
-class Part(BaseModel):
-    """Part of an object of ours: an unknown field is an error, a null one is as good as absent."""
-
-    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, use_attribute_docstrings=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        # The API server drops nulls before it fills in defaults; so do we.
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
-
-
-class OpenPart(Part):
-    """Part of an object of which we read only some fields and keep all."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class ObjectMeta(OpenPart):
-    """Kubernetes' standard metadata."""
-
-    name: str = ""
-    generate_name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    generation: int = 0
-    creation_timestamp: datetime | None = None
-    deletion_timestamp: datetime | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
-    finalizers: list[str] = Field(default_factory=list)
-
-
-class StatusCondition(Part):
-    """One aspect of the state, as it was last observed."""
-
-    type: Text = Field(description="What the condition is about, in CamelCase.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    observed_generation: Int64 | None = Field(None, ge=0, description="The metadata.generation that was looked at.")
-    last_transition_time: datetime = Field(description="When the status last changed.")
-    reason: Text = Field(description="Why, as a code of the closed list of reasons.")
-    message: Message = Field(description="Why, in a sentence with the facts.")
-
-
-Conditions = Annotated[
-    list[StatusCondition],
-    Field(
-        max_length=16,
-        description="The state in aspects, as 'kubectl wait' reads them.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    ),
-]
-
-
-class ContainerResources(OpenPart):
-    """What a container asks for."""
-
-    requests: Quantities | None = Field(None, description="What is reserved for the container.")
-    limits: Quantities | None = Field(None, description="What the container may use; a request where none is given.")
-
-    def asks_gpu(self) -> bool:
-        """Tell whether a GPU, whole or sliced, is requested."""
-        asked = {**(self.limits or {}), **(self.requests or {})}
-        return any(is_gpu(resource) and parse_quantity(resource, value) > 0 for resource, value in asked.items())
-
-
-class Container(OpenPart):
-    """A container as in any pod; fields that queuectl does not read are passed on."""
-
-    name: LabelName = Field(description="The container's name, unique in the pod.")
-    resources: ContainerResources | None = Field(None, description="What the container asks for.")
-
-
-def _containers(description: str, **more: Any) -> Any:
-    extra = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-    return Field(max_length=16, description=description, json_schema_extra=extra, **more)
-
-
-class PodSpec(OpenPart):
-    """A pod's spec; fields that queuectl does not read are passed on."""
-
-    containers: list[Container] = _containers("The pod's containers.", min_length=1)
-    init_containers: list[Container] | None = _containers("Containers that run first.", default=None)
-    node_selector: Labels | None = Field(None, description="Labels that the pod's node must have.")
-    restart_policy: Literal["Never", "OnFailure"] = Field(
-        "Never", description="Never: a failed container fails its pod; OnFailure: the kubelet restarts it in place."
-    )
-
-
-class TemplateMeta(Part):
-    """Metadata of the pods."""
-
-    labels: Labels | None = Field(None, description="Labels of the pods.")
-    annotations: Annotations | None = Field(None, description="Annotations of the pods.")
-
-
-class PodTemplate(Part):
-    """What each pod of a role looks like."""
-
-    metadata: TemplateMeta | None = Field(None, description="Labels and annotations of the pods.")
-    spec: PodSpec = Field(description="The pods' spec.")
-
-
 class Role(Part):
     """Pods of a job that share a template."""
 
-    name: Annotated[LabelName, Field(max_length=30)] = Field(
-        description="The role's name, unique in the job; it becomes part of the pods' names."
-    )
+    name: RoleName = Field(description="The role's name, unique in the job; it becomes part of the pods' names.")
     replicas: Int32 = Field(ge=1, le=MAX_PODS, description="How many pods of the role the gang has.")
     must_succeed: StrictBool = Field(
         True,  # noqa: FBT003 - the default's place in every Field
@@ -227,8 +123,7 @@ class TrainingJobSpec(Part):
         max_length=16,
         description="The pods of the gang, by role; all of them start together.",
         json_schema_extra={
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["name"],
+            **list_map("name"),
             **rules(
                 rule(
                     "self.all(r, self.exists_one(s, s.name == r.name))",
@@ -337,7 +232,7 @@ class TrainingJob(Part):
         )
     )
 
-    api_version: Literal["queuectl.dev/v1alpha1"] = API_VERSION
+    api_version: Literal["queuectl.dev/v1alpha1"] = "queuectl.dev/v1alpha1"
     kind: Literal["TrainingJob"] = "TrainingJob"
     metadata: ObjectMeta
     spec: TrainingJobSpec = Field(description="What is to run, and where it queues.")
@@ -384,7 +279,7 @@ class ReservedQuota(Part):
     nominal: Text = Field(description="The queue's own quota.")
 
 
-_QUOTA_LIST = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["flavor", "resource"]}
+_QUOTA_LIST = list_map("flavor", "resource")
 
 
 class QueueSpec(Part):
@@ -441,7 +336,7 @@ class Queue(Part):
         )
     )
 
-    api_version: Literal["queuectl.dev/v1alpha1"] = API_VERSION
+    api_version: Literal["queuectl.dev/v1alpha1"] = "queuectl.dev/v1alpha1"
     kind: Literal["Queue"] = "Queue"
     metadata: ObjectMeta
     spec: QueueSpec = Field(description="Quotas of the queue and its place among the others.")
@@ -506,11 +401,12 @@ class ResourceFlavorSpec(Part):
 class ResourceFlavor(Part):
     """A kind of node."""
 
-    api_version: Literal["queuectl.dev/v1alpha1"] = API_VERSION
+    api_version: Literal["queuectl.dev/v1alpha1"] = "queuectl.dev/v1alpha1"
     kind: Literal["ResourceFlavor"] = "ResourceFlavor"
     metadata: ObjectMeta
     spec: ResourceFlavorSpec = Field(
-        default_factory=ResourceFlavorSpec, description="Which nodes are of this kind, and what their pods need."
+        default_factory=lambda: ResourceFlavorSpec.model_validate({}),
+        description="Which nodes are of this kind, and what their pods need.",
     )
 
 

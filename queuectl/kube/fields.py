@@ -62,7 +62,7 @@ class AmountMarker:
     def check(self, value: object) -> int | str:
         """Return the value as written; raises ValueError when it isn't a quantity or is negative."""
         if isinstance(value, bool) or not isinstance(value, int | str):
-            raise ValueError(f"{value!r} {NOT_A_QUANTITY}, a fraction as text or in thousandths: 500m")
+            raise ValueError(f"{value!r} {NOT_A_QUANTITY}, a fraction as text or in thousandths: 500m")  # noqa: TRY004 - pydantic's way
         if not re.fullmatch(QUANTITY_PATTERN, str(value)):
             raise ValueError(f'"{value}" {NOT_A_QUANTITY}')
         if parse_quantity("", value) < 0:
@@ -82,9 +82,9 @@ class AmountMarker:
         return {"x-kubernetes-int-or-string": True, "minimum": 0}
 
 
-LabelName = Annotated[
-    str, Matching(LABEL_PATTERN, "is not a name; use lower-case letters, digits and -, such as worker-a", 63)
-]
+_LABEL_REMEDY = "is not a name; use lower-case letters, digits and -, such as worker-a"
+LabelName = Annotated[str, Matching(LABEL_PATTERN, _LABEL_REMEDY, 63)]
+RoleName = Annotated[str, Matching(LABEL_PATTERN, _LABEL_REMEDY, 30)]
 Name = Annotated[
     str, Matching(SUBDOMAIN_PATTERN, "is not a name; use lower-case letters, digits, - and ., such as team-a", 253)
 ]

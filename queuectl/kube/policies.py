@@ -102,9 +102,7 @@ _WRONG_QUOTAS = _all_wrong(
     "q",
     _wrong("'spec.quotas[' + q.flavor + ', ' + q.resource + '].nominal'", "string(q.nominal)"),
 )
-_PATH = (
-    "'spec.roles[' + r.name + '].template.spec.' + kind + '[' + c.name + '].resources.' + amounts + '[' + resource + ']'"
-)
+_PATH = "'spec.roles[' + r.name + '].template.spec.' + kind + '[' + c.name + '].resources.' + amounts + '[' + resource + ']'"
 _WRONG_REQUESTS = _all_wrong(
     "object.spec.roles",
     "r",
@@ -184,7 +182,7 @@ def _policy(
     **spec: Any,
 ) -> list[dict[str, Any]]:
     api = "admissionregistration.k8s.io/v1"
-    head = {"failurePolicy": "Fail", "matchConstraints": matching}
+    head: dict[str, Any] = {"failurePolicy": "Fail", "matchConstraints": matching}
     if conditions:
         head["matchConditions"] = conditions
     return [

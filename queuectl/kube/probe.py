@@ -1,4 +1,4 @@
-"""Does the API server act by our policies already?"""
+"""Tells whether the API server acts by our policies already."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ async def policies_act(client: KubeClient) -> bool:
     )
 
 
-async def _dry_run(client: KubeClient, path: str, body: dict[str, Any]) -> Any:  # noqa: ANN401 - free-form JSON
+async def _dry_run(client: KubeClient, path: str, body: dict[str, Any]) -> Any:
     return await client.request("POST", path, params={"dryRun": "All"}, body=body)
 
 

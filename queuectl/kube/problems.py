@@ -14,9 +14,7 @@ def problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, 
     return [_problem(entry["loc"], entry["type"], entry["msg"], entry["input"], model) for entry in error.errors()]
 
 
-def _problem(
-    loc: Sequence[int | str], kind: str, text: str, value: object, model: type[BaseModel]
-) -> tuple[str, str]:
+def _problem(loc: Sequence[int | str], kind: str, text: str, value: object, model: type[BaseModel]) -> tuple[str, str]:
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     match kind:
         case "extra_forbidden":

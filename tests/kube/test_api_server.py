@@ -1,0 +1,386 @@
+"""What the API server does with our objects: columns, names, status, and the admission policies."""
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
+from queuectl.kube.crds import API_VERSION, CHANGED_BY, FINALIZER, Phase, Queue, TrainingJob
+from queuectl.local.controlplane import Running
+from tests.support.eventually import eventually
+from tests.support.manifests import Manifest, collection, container, flavor, job, queue, quota, role
+
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+NOW = "2026-01-02T03:04:05Z"
+FIXED = [phase for phase in Phase if phase is not Phase.PENDING]
+
+
+class Objects:
+    """Creates objects and removes what it created."""
+
+    def __init__(self, kube: KubeClient) -> None:
+        self.kube = kube
+        self.created: list[str] = []
+
+    async def create(self, manifest: Manifest) -> str:
+        """Create the object under a name of its own and return its path."""
+        named = deepcopy(manifest)
+        named["metadata"] |= {"generateName": named["metadata"].pop("name") + "-"}
+        created = await self.kube.request("POST", collection(named), params={"fieldValidation": "Strict"}, body=named)
+        path = f"{collection(named)}/{created['metadata']['name']}"
+        self.created.append(path)
+        return path
+
+    async def get(self, path: str) -> Manifest:
+        found: Manifest = await self.kube.request("GET", path)
+        return found
+
+    async def patch(self, path: str, body: object, subresource: str = "") -> Manifest:
+        patched: Manifest = await self.kube.request(
+            "PATCH", path + subresource, params={"fieldValidation": "Strict"}, body=body, content_type=MERGE_PATCH
+        )
+        return patched
+
+    async def set_phase(self, path: str, phase: Phase) -> None:
+        await self.patch(path, {"status": {"phase": phase}}, "/status")
+
+    async def remove_all(self) -> None:
+        for path in self.created:
+            if "/trainingjobs/" in path:
+                await self.patch(path, {"metadata": {"finalizers": None}})
+            await self.kube.request("DELETE", path)
+
+
+@pytest.fixture
+async def objects(kube: KubeClient) -> AsyncIterator[Objects]:
+    result = Objects(kube)
+    yield result
+    await result.remove_all()
+
+
+async def test_defaults_are_filled_in(objects: Objects) -> None:
+    spec = (await objects.get(await objects.create(job())))["spec"]
+
+    assert {key: spec[key] for key in spec.keys() - {"queue", "roles"}} == {
+        "startDeadlineSeconds": 300,
+        "backoffLimit": 3,
+        "hold": False,
+    }
+    assert spec["roles"][0]["mustSucceed"] is True
+    assert spec["roles"][0]["template"]["spec"]["restartPolicy"] == "Never"
+    assert (await objects.get(await objects.create(queue())))["spec"] == {"order": "BestEffortFIFO"}
+
+
+async def table(objects: Objects, path: str) -> dict[str, Any]:
+    answer = await objects.kube.request("GET", path, accept=TABLE)
+    columns = [(column["name"], column["priority"]) for column in answer["columnDefinitions"]]
+    cells = dict(zip((name for name, _ in columns), answer["rows"][0]["cells"], strict=True))
+    return {"columns": [n for n, p in columns if p == 0], "wide": [n for n, p in columns if p > 0], "cells": cells}
+
+
+async def test_a_jobs_columns(objects: Objects) -> None:
+    path = await objects.create(job(priority=7))
+    status = {
+        "phase": "Running",
+        "pods": "3/8",
+        "queuePosition": 2,
+        "reason": "Running",
+        "message": "So.",
+        "attempt": 4,
+    }
+    await objects.patch(path, {"status": status}, "/status")
+
+    shown = await table(objects, path)
+
+    assert shown["columns"] == ["Name", "Queue", "Priority", "Phase", "Pods", "Position", "Reason", "Age"]
+    assert shown["wide"] == ["Attempt", "Message"]
+    assert shown["cells"] | {"Name": "", "Age": ""} == {
+        "Name": "",
+        "Age": "",
+        "Queue": "team-a",
+        "Priority": "7",
+        "Phase": "Running",
+        "Pods": "3/8",
+        "Position": 2,
+        "Reason": "Running",
+        "Attempt": 4,
+        "Message": "So.",
+    }
+
+
+async def test_the_priority_column_shows_the_class_where_one_is_named(objects: Objects) -> None:
+    path = await objects.create(job(priorityClassName="urgent"))
+
+    assert (await table(objects, path))["cells"]["Priority"] == "urgent"
+
+
+async def test_a_queues_columns(objects: Objects) -> None:
+    path = await objects.create(queue(parent="all", order="StrictFIFO"))
+    await objects.patch(path, {"status": {"pending": 3, "running": 2}}, "/status")
+
+    shown = await table(objects, path)
+
+    assert shown["columns"] == ["Name", "Parent", "Order", "Pending", "Running", "Age"]
+    assert [shown["cells"][name] for name in shown["columns"][1:-1]] == ["all", "StrictFIFO", 3, 2]
+
+
+async def test_a_flavors_columns(objects: Objects) -> None:
+    shown = await table(objects, await objects.create(flavor(gpuModel="H100")))
+
+    assert shown["columns"] == ["Name", "GPU-Model", "Age"]
+    assert shown["cells"]["GPU-Model"] == "H100"
+
+
+async def test_short_names_and_category(kube: KubeClient) -> None:
+    answer = await kube.request("GET", f"/apis/{API_VERSION}")
+    known = {item["name"]: item for item in answer["resources"]}
+
+    assert {name: item.get("shortNames") for name, item in known.items() if "/" not in name} == {
+        "trainingjobs": ["tj"],
+        "queues": ["q"],
+        "resourceflavors": ["rf"],
+    }
+    assert all(item["categories"] == ["queuectl"] for name, item in known.items() if "/" not in name)
+    assert known["trainingjobs"]["namespaced"]
+    assert not known["queues"]["namespaced"]
+    assert not known["resourceflavors"]["namespaced"]
+    assert {"trainingjobs/status", "queues/status"} <= known.keys()
+
+
+CONDITION = {
+    "type": "Admitted",
+    "status": "True",
+    "observedGeneration": 1,
+    "lastTransitionTime": NOW,
+    "reason": "Admitted",
+    "message": "Capacity is reserved.",
+}
+JOB_STATUS = {
+    "phase": "Running",
+    "conditions": [CONDITION],
+    "observedGeneration": 1,
+    "queuePosition": 1,
+    "reason": "Running",
+    "message": "All 2 pods are ready.",
+    "attempt": 1,
+    "failures": 0,
+    "pods": "2/2",
+    "assignments": [{"role": "worker", "flavor": "h100", "node": "node-1", "pods": 2}],
+    "admittedAt": NOW,
+    "startedAt": NOW,
+    "finishedAt": NOW,
+    "exitCode": 0,
+}
+QUEUE_STATUS = {
+    "conditions": [CONDITION | {"type": "Ready"}],
+    "observedGeneration": 1,
+    "pending": 0,
+    "running": 1,
+    "reserved": [{"flavor": "h100", "resource": "nvidia.com/gpu", "amount": "8", "nominal": "16"}],
+}
+
+
+async def test_status_is_typed_and_complete(objects: Objects) -> None:
+    path = await objects.create(job())
+    patched = await objects.patch(path, {"status": JOB_STATUS}, "/status")
+    assert patched["status"] == JOB_STATUS
+    assert patched["metadata"]["generation"] == 1
+    read = TrainingJob.model_validate(patched)
+    assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == patched
+
+    path = await objects.create(queue())
+    patched = await objects.patch(path, {"status": QUEUE_STATUS}, "/status")
+    assert patched["status"] == QUEUE_STATUS
+    assert Queue.model_validate(patched).status is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"phase": "Odd"}, ("status.phase", "Odd", "Pending")),
+        ({"attempt": -1}, ("status.attempt", "-1")),
+        ({"admittedAt": "yesterday"}, ("status.admittedAt", "date-time")),
+        ({"colour": "red"}, ("status.colour", "unknown field")),
+        ({"conditions": [{"type": "Admitted"}]}, ("status.conditions[0].message", "Required")),
+    ],
+)
+async def test_a_wrong_status_is_refused(objects: Objects, status: object, words: tuple[str, ...]) -> None:
+    path = await objects.create(job())
+
+    with pytest.raises(ApiError) as error:
+        await objects.patch(path, {"status": status}, "/status")
+    for word in words:
+        assert word in error.value.message
+
+
+async def test_status_and_spec_are_written_apart(objects: Objects) -> None:
+    path = await objects.create(job())
+
+    await objects.patch(path, {"status": {"phase": "Running"}})
+    assert "status" not in await objects.get(path)
+
+    await objects.patch(path, {"spec": {"hold": True}, "status": {"phase": "Pending"}}, "/status")
+    found = await objects.get(path)
+    assert found["spec"]["hold"] is False
+    assert found["status"]["phase"] == "Pending"
+
+
+async def test_a_job_gets_the_finalizer_beside_others(objects: Objects) -> None:
+    manifest = job()
+    manifest["metadata"]["finalizers"] = ["example.com/other"]
+    path = await objects.create(manifest)
+
+    assert set((await objects.get(path))["metadata"]["finalizers"]) == {FINALIZER, "example.com/other"}
+
+    # Whoever takes it away has done so: it is added on creation only.
+    await objects.patch(path, {"metadata": {"finalizers": None}})
+    await objects.patch(path, {"spec": {"hold": True}})
+    assert "finalizers" not in (await objects.get(path))["metadata"]
+
+
+GANG_CHANGES: dict[str, dict[str, Any]] = {
+    "queue": {"queue": "team-b"},
+    "priority": {"priority": 9},
+    "priorityClassName": {"priorityClassName": "urgent"},
+    "roles": {"roles": [role("worker", 3)]},
+    "roles, of a template": {"roles": [role("worker", 2, container(image="train:2"))]},
+    "roles, of a field that the schema does not know": {"roles": [role("worker", 2, container(tty=True))]},
+    "roles, of a label": {
+        "roles": [
+            role(template={"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [container()]}}),
+        ]
+    },
+    "gpu": {"gpu": {"models": ["H100"]}},
+}
+
+
+@pytest.mark.parametrize("change", GANG_CHANGES)
+async def test_the_gang_is_fixed_while_it_is_admitted(objects: Objects, change: str) -> None:
+    path = await objects.create(job())
+    await objects.set_phase(path, Phase.RUNNING)
+
+    with pytest.raises(ApiError) as error:
+        await objects.patch(path, {"spec": GANG_CHANGES[change]})
+
+    field = change.partition(",")[0]
+    assert error.value.status == 422
+    assert (
+        f"spec.{field} can't be changed while the job is Running: "
+        "delete it and submit it anew, or wait until it is back in the queue"
+    ) in error.value.message
+
+
+@pytest.mark.parametrize("phase", FIXED)
+async def test_the_gang_is_fixed_in_every_phase_but_pending(objects: Objects, phase: Phase) -> None:
+    path = await objects.create(job())
+    await objects.set_phase(path, phase)
+
+    with pytest.raises(ApiError, match=rf"spec\.queue, spec\.gpu can't be changed while the job is {phase}"):
+        await objects.patch(path, {"spec": {"queue": "team-b", "gpu": {"models": ["H100"]}}})
+
+    # Nor can a field be taken away; what does not change the gang may change, and so may metadata.
+    with pytest.raises(ApiError, match="roles"):
+        await objects.patch(path, {"spec": {"roles": [role(mustSucceed=None), role("more")]}})
+    loose = {
+        "hold": True,
+        "ttlSecondsAfterFinished": 5,
+        "backoffLimit": 0,
+        "maxRunSeconds": 60,
+        "startDeadlineSeconds": 1,
+    }
+    patched = await objects.patch(path, {"metadata": {"labels": {"a": "b"}}, "spec": loose})
+    assert {key: patched["spec"][key] for key in loose} == loose
+
+
+@pytest.mark.parametrize("change", GANG_CHANGES)
+async def test_the_gang_may_change_while_it_waits(objects: Objects, change: str) -> None:
+    path = await objects.create(job())
+    await objects.patch(path, {"spec": GANG_CHANGES[change]})
+
+    again = await objects.create(job())
+    await objects.set_phase(again, Phase.STOPPING)
+    await objects.set_phase(again, Phase.PENDING)
+    await objects.patch(again, {"spec": GANG_CHANGES[change]})
+
+
+async def test_rules_hold_for_updates_too(objects: Objects) -> None:
+    path = await objects.create(queue(quotas=[quota()]))
+    with pytest.raises(ApiError, match="write 8 or 64Gi"):
+        await objects.patch(path, {"spec": {"quotas": [quota("8 GPUs")]}})
+    with pytest.raises(ApiError, match="is its own parent"):
+        await objects.patch(path, {"spec": {"parent": path.rpartition("/")[2]}})
+
+
+@pytest.fixture
+async def other_user(kube: KubeClient, control_plane: Running, tmp_path: Path) -> AsyncIterator[KubeClient]:
+    """Open a client of somebody else, who may do as much."""
+    account = {"metadata": {"generateName": "somebody-"}}
+    accounts = "/api/v1/namespaces/default/serviceaccounts"
+    name = (await kube.request("POST", accounts, body=account))["metadata"]["name"]
+    token = await kube.request("POST", f"{accounts}/{name}/token", body={"spec": {"expirationSeconds": 3600}})
+    bindings = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+    binding = {
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "default"}],
+    }
+    await kube.request("POST", bindings, body=binding)
+    config = json.loads(json.dumps(_kubeconfig(control_plane, token["status"]["token"])))
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    async with await KubeClient.open(str(tmp_path / "kubeconfig")) as client:
+
+        async def allowed() -> bool:
+            try:
+                await client.request("GET", f"/apis/{API_VERSION}/queues")
+            except ApiError:
+                return False
+            return True
+
+        await eventually(allowed, "the new user's rights")
+        yield client
+    await kube.request("DELETE", f"{bindings}/{name}")
+    await kube.request("DELETE", f"{accounts}/{name}")
+
+
+def _kubeconfig(plane: Running, token: str) -> dict[str, Any]:
+    authority = b64encode(plane.authority.encode()).decode()
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": plane.server, "certificate-authority-data": authority}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+
+
+async def author(objects: Objects, path: str) -> str:
+    return str((await objects.get(path))["metadata"]["annotations"][CHANGED_BY])
+
+
+async def test_a_queue_tells_who_changed_its_spec_last(objects: Objects, other_user: KubeClient) -> None:
+    manifest = queue(quotas=[quota()])
+    manifest["metadata"]["annotations"] = {CHANGED_BY: "somebody else"}
+    path = await objects.create(manifest)
+    assert await author(objects, path) == "admin"
+
+    async def other(body: object, subresource: str = "") -> None:
+        await other_user.request("PATCH", path + subresource, body=body, content_type=MERGE_PATCH)
+
+    # Neither a label, nor the status, nor a lie changes it.
+    await other({"metadata": {"labels": {"a": "b"}}})
+    await other({"status": {"pending": 1}}, "/status")
+    await other({"metadata": {"annotations": {CHANGED_BY: "king"}}})
+    await other({"metadata": {"annotations": {CHANGED_BY: None}}})
+    assert await author(objects, path) == "admin"
+
+    await other({"spec": {"quotas": [quota(16)]}, "metadata": {"annotations": {CHANGED_BY: "king"}}})
+    assert (await author(objects, path)).startswith("system:serviceaccount:default:somebody-")
+
+    await objects.patch(path, {"spec": {"order": "StrictFIFO"}})
+    assert await author(objects, path) == "admin"

@@ -1,0 +1,284 @@
+"""What the API refuses: by the API server and, before that, by the models, with field, value and remedy."""
+
+import asyncio
+import json
+import ssl
+from copy import deepcopy
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import pytest
+from pydantic import ValidationError
+
+from queuectl.kube.client import ApiError, KubeClient
+from queuectl.kube.crds import KINDS
+from queuectl.kube.problems import problems
+from queuectl.local.controlplane import Running
+from tests.support.manifests import Manifest, collection, container, flavor, job, queue, quota, role, with_pod
+
+MODELS = {model.__name__: model for model in KINDS}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """``words`` are in both messages: the field, its value, what would be right; the rest in one of them."""
+
+    manifest: Manifest
+    words: tuple[str, ...]
+    server: tuple[str, ...] = ()
+    model: tuple[str, ...] = ()
+    code: int = field(default=422)
+
+
+REFUSED = {
+    "unknown field": Refused(
+        job(proirity=3), ("spec.proirity", "unknown field"), model=("did you mean priority?",), code=400
+    ),
+    "unknown field of a role": Refused(
+        job("a", role(minReplicas=1)), ("spec.roles[0].minReplicas",), model=("did you mean replicas?",), code=400
+    ),
+    "unknown field of a queue": Refused(
+        queue(weight=3), ("spec.weight", "unknown field"), model=("known here are parent, order, quotas",), code=400
+    ),
+    "no queue": Refused(job(queue=None), ("spec.queue",), server=("Required value",), model=("is required",)),
+    "a queue that is no name": Refused(
+        job(queue="Team A"), ("spec.queue", '"Team A"', "use lower-case letters, digits, - and .")
+    ),
+    "an empty queue": Refused(job(queue=""), ("spec.queue", '""', "use lower-case")),
+    "a class that is no name": Refused(job(priorityClassName="High!"), ("spec.priorityClassName", '"High!"')),
+    "class and number": Refused(
+        job(priority=1, priorityClassName="high"),
+        ("spec", "priority and priorityClassName exclude each other; keep one"),
+    ),
+    "priority too high": Refused(
+        job(priority=2_000_000_000), ("spec.priority", "2000000000", "less than or equal to 1000000000")
+    ),
+    "priority as text": Refused(
+        job(priority="5"), ("spec.priority",), server=("expected numeric",), model=("integer",), code=403
+    ),
+    "no roles": Refused(job(roles=[]), ("spec.roles", "at least 1 item"), server=("should have at least 1 items",)),
+    "too many roles": Refused(job("a", *(role(f"r{n}") for n in range(17))), ("spec.roles", "16", "17")),
+    "two roles of one name": Refused(
+        job("a", role(), role()), ("spec", 'two roles are named "worker"; give each role a name of its own')
+    ),
+    "a role that is no name": Refused(
+        job("a", role("Worker_1")), ("spec.roles[0].name", '"Worker_1"', "such as worker")
+    ),
+    "a role's name too long": Refused(job("a", role("w" * 31)), ("spec.roles[0].name", "30")),
+    "names too long for pods": Refused(
+        job("a" * 44, role()), ("a" * 44, "worker", "too long for its pods: together at most 49 characters")
+    ),
+    "negative replicas": Refused(
+        job("a", role("worker", -1)), ("spec.roles[0].replicas", "-1", "greater than or equal to 1")
+    ),
+    "no replicas": Refused(job("a", role("worker", 0)), ("spec.roles[0].replicas", "0", "greater than or equal to 1")),
+    "too many replicas": Refused(
+        job("a", role("worker", 10_001)), ("spec.roles[0].replicas", "10001", "less than or equal to 10000")
+    ),
+    "too many pods": Refused(
+        job("a", role("x", 6000), role("y", 6000)), ("spec", "add up to 12000; at most 10000 pods make a gang")
+    ),
+    "nobody must succeed": Refused(
+        job("a", role(mustSucceed=False)), ("spec", "no role has mustSucceed: true", "set it for at least one role")
+    ),
+    "a model but no GPU": Refused(
+        job("a", role("worker", 2, container(gpu=None)), gpu={"models": ["H100"]}),
+        ("gpu.models is given", "no container requests a GPU", "add a request such as nvidia.com/gpu: 1"),
+    ),
+    "a model but zero GPUs": Refused(
+        job("a", role("worker", 2, container(gpu="0")), gpu={"models": ["H100"]}), ("no container requests a GPU",)
+    ),
+    "no model": Refused(job(gpu={"models": []}), ("spec.gpu.models", "at least 1 item")),
+    "no containers": Refused(
+        with_pod(job(), containers=[]), ("spec.roles[0].template.spec.containers", "at least 1 item")
+    ),
+    "restart always": Refused(
+        with_pod(job(), restartPolicy="Always"),
+        ("spec.roles[0].template.spec.restartPolicy", "Always", "Never", "OnFailure"),
+    ),
+    "a request that is no quantity": Refused(
+        job("a", role("worker", 2, container(gpu="8 GPUs"))),
+        ("resources.requests", "nvidia.com/gpu", '"8 GPUs" is not a quantity; write 8 or 64Gi'),
+    ),
+    "a limit below zero": Refused(
+        job("a", role("worker", 2, container(resources={"limits": {"memory": "-1Gi"}}))),
+        ("resources.limits", "memory", "-1Gi is below zero; write 0 or more"),
+    ),
+    "an init container's request": Refused(
+        with_pod(job(), initContainers=[container("prepare", gpu="one")]),
+        ("initContainers", '"one" is not a quantity'),
+    ),
+    "start deadline zero": Refused(job(startDeadlineSeconds=0), ("spec.startDeadlineSeconds", "0", "to 1")),
+    "start deadline of two days": Refused(job(startDeadlineSeconds=172_800), ("spec.startDeadlineSeconds", "86400")),
+    "backoff limit below zero": Refused(job(backoffLimit=-1), ("spec.backoffLimit", "-1", "to 0")),
+    "run time zero": Refused(job(maxRunSeconds=0), ("spec.maxRunSeconds", "0", "to 1")),
+    "ttl below zero": Refused(job(ttlSecondsAfterFinished=-1), ("spec.ttlSecondsAfterFinished", "-1", "to 0")),
+    "hold as text": Refused(job(hold="yes"), ("spec.hold", "boolean", "yes"), code=403),
+    "quota below zero": Refused(
+        queue(quotas=[quota(-8)]),
+        ("spec.quotas[0].nominal", "-8"),
+        server=("greater than or equal to 0",),
+        model=("is below zero; write 0 or more",),
+    ),
+    "quota below zero as text": Refused(
+        queue(quotas=[quota("-8Gi")]), ("spec.quotas[", "nominal", "-8Gi is below zero; write 0 or more")
+    ),
+    "quota with a word": Refused(
+        queue(quotas=[quota("8 GPUs")]), ("spec.quotas[", "nominal", '"8 GPUs" is not a quantity; write 8 or 64Gi')
+    ),
+    "quota with a space": Refused(queue(quotas=[quota(" 8")]), ("nominal", '" 8" is not a quantity')),
+    "quota as a fraction": Refused(
+        queue(quotas=[quota(0.5)]), ("spec.quotas[0].nominal",), server=("integer,string",), model=("0.5", "500m")
+    ),
+    "quota of no resource": Refused(
+        queue(quotas=[quota(resource="gpu!")]), ("spec.quotas[0].resource", '"gpu!"', "nvidia.com/gpu")
+    ),
+    "quota of no flavor": Refused(queue(quotas=[quota(flavor="H100")]), ("spec.quotas[0].flavor", '"H100"')),
+    "two quotas for one thing": Refused(
+        queue(quotas=[quota(1), quota(2)]), ("spec", "nvidia.com/gpu", "h100"), server=("Duplicate value",)
+    ),
+    "own parent": Refused(
+        queue("team-a", parent="team-a"), ("queue team-a is its own parent; name another Queue or remove parent",)
+    ),
+    "an order that doesn't exist": Refused(queue(order="FIFO"), ("spec.order", "FIFO", "StrictFIFO", "BestEffortFIFO")),
+    "a toleration of everything by accident": Refused(
+        flavor(tolerations=[{"effect": "NoSchedule"}]), ("spec.tolerations[0]", "must have operator Exists")
+    ),
+    "a toleration with a value too many": Refused(
+        flavor(tolerations=[{"key": "gpu", "operator": "Exists", "value": "x"}]),
+        ("spec.tolerations[0]", "has no value; remove it"),
+    ),
+    "an effect that doesn't exist": Refused(
+        flavor(tolerations=[{"key": "gpu", "effect": "Never"}]), ("spec.tolerations[0].effect", "Never", "NoExecute")
+    ),
+}
+
+ACCEPTED = {
+    "the smallest job": job(),
+    "all of a job": job(
+        "full",
+        role("leader", 1, container(), mustSucceed=True),
+        role("worker", 10, container(), container("log", gpu=None), mustSucceed=False),
+        priority=-5,
+        gpu={"models": ["H100", "A100"]},
+        startDeadlineSeconds=86_400,
+        backoffLimit=0,
+        maxRunSeconds=3600,
+        hold=True,
+        ttlSecondsAfterFinished=0,
+    ),
+    "names just short enough": job("a" * 43, role()),
+    "a name with dots": job("llm.v2"),
+    "a sliced GPU for a model": job(
+        "mig",
+        role("worker", 1, container(resources={"limits": {"nvidia.com/mig-1g.10gb": 1}})),
+        gpu={"models": ["H100"]},
+    ),
+    "a GPU of a sidecar for a model": with_pod(
+        job("side", role("worker", 1, container(gpu=None)), gpu={"models": ["H100"]}),
+        initContainers=[container("helper", gpu=1, restartPolicy="Always")],
+    ),
+    "parts of a pod that we don't read": with_pod(
+        job("open"), volumes=[{"name": "data", "emptyDir": {"sizeLimit": "1Gi"}}], hostNetwork=True
+    ),
+    "quantities of every form": queue(
+        "forms",
+        quotas=[quota(value, flavor=f"f{n}") for n, value in enumerate((0, 8, "8", "500m", "1.5", "64Gi", "1e3"))],
+    ),
+    "nulls are as good as nothing": job("nulls", priority=None, hold=None, gpu=None),
+    "an empty queue": queue("empty"),
+    "a queue below another": queue("child", parent="team-a", order="StrictFIFO", quotas=[quota()]),
+    "an empty flavor": flavor("any"),
+    "a flavor": flavor(
+        nodeLabels={"nvidia.com/gpu.product": "NVIDIA-H100"},
+        tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}, {"operator": "Exists"}],
+        gpuModel="H100",
+    ),
+}
+
+
+async def create(kube: KubeClient, manifest: Manifest) -> Manifest:
+    params = {"dryRun": "All", "fieldValidation": "Strict"}
+    created: Manifest = await kube.request("POST", collection(manifest), params=params, body=manifest)
+    return created
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+async def test_the_api_server_refuses(kube: KubeClient, case: Refused) -> None:
+    with pytest.raises(ApiError) as error:
+        await create(kube, case.manifest)
+
+    assert error.value.status == case.code
+    for word in (*case.words, *case.server):
+        assert word in error.value.message
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_the_model_refuses(case: Refused) -> None:
+    model = MODELS[case.manifest["kind"]]
+    with pytest.raises(ValidationError) as error:
+        model.model_validate(case.manifest)
+
+    text = "; ".join(f"{path}: {problem}" for path, problem in problems(error.value, model))
+    for word in (*case.words, *case.model):
+        assert word in text
+
+
+@pytest.mark.parametrize("manifest", ACCEPTED.values(), ids=ACCEPTED)
+async def test_server_and_model_accept(kube: KubeClient, manifest: Manifest) -> None:
+    created = await create(kube, manifest)
+    model = MODELS[manifest["kind"]]
+
+    assert model.model_validate(created).model_dump(mode="json", by_alias=True, exclude_unset=True) == created
+    # Defaults of the model are those of the server.
+    local = model.model_validate(manifest).model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert local["spec"] == created["spec"]
+
+
+async def test_the_api_server_refuses_a_template_of_10_megabytes(kube: KubeClient, control_plane: Running) -> None:
+    # By hand, since the server answers and hangs up before it has read it all.
+    manifest = of_size(10_000_000)
+    body = json.dumps(manifest).encode()
+    server = urlsplit(control_plane.server)
+    head = (
+        f"POST {collection(manifest)} HTTP/1.1",
+        f"Host: {server.netloc}",
+        f"Authorization: Bearer {control_plane.token}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "",
+        "",
+    )
+    tls = ssl.create_default_context(cadata=control_plane.authority)
+    async with asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection(server.hostname, server.port, ssl=tls)
+        try:
+            writer.write("\r\n".join(head).encode() + body)
+            answer = await reader.readuntil(b"}\n")
+        finally:
+            writer.transport.abort()
+
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"Request entity too large: limit is 3145728" in answer
+
+
+def test_the_model_refuses_what_etcd_would() -> None:
+    model = MODELS["TrainingJob"]
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate(of_size(1_500_000))
+    ((_, problem),) = problems(refused.value, model)
+    assert "spec takes 15002" in problem
+    assert "at most 1000000 can be stored; move data out of the template" in problem
+
+
+def of_size(size: int) -> Manifest:
+    return with_pod(job(), containers=[container(args=["x" * size])])
+
+
+def test_validation_leaves_the_manifest_alone() -> None:
+    manifest = job("nulls", priority=None)
+    before = deepcopy(manifest)
+
+    MODELS["TrainingJob"].model_validate(manifest)
+
+    assert json.dumps(manifest) == json.dumps(before)
