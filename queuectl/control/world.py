@@ -283,9 +283,10 @@ class World:
 
     # Inside
 
-    def _arrival(self, uid: str) -> tuple[float, str]:
+    def _arrival(self, uid: str) -> tuple[float, int]:
+        """Order of first sight: creation times have whole seconds only, versions grow with each write."""
         job = self.jobs.get(uid)
-        return (job.gang.submitted_at if job else 0.0, uid)
+        return (job.gang.submitted_at, int(job.resource_version)) if job else (0.0, 0)
 
     def _ended(self, workload: Workload, attempt: Attempt, now: float) -> None:
         end = attempt.end

@@ -1,0 +1,5 @@
+"""``python -m queuectl``."""
+
+from queuectl.cli.main import run
+
+run()

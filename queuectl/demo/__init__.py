@@ -1,0 +1,1 @@
+"""The demo: a window of a real trace, run and watched."""

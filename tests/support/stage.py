@@ -1,0 +1,250 @@
+"""A stage for one end-to-end test: nodes, queues and jobs of its own, and controllers as real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
+from queuectl.kube.names import API, JOB_LABEL, jobs_path, pods_path
+from queuectl.local.nodes import node_manifest
+from queuectl.local.prepare import create_nodes
+from tests.support import manifests
+from tests.support.eventually import eventually
+
+Object = dict[str, Any]
+STAGE_LABEL = "stage.example.com/name"
+GPU = "nvidia.com/gpu"
+
+
+class Controller:
+    """A `queuectl controller` process; its log is a file."""
+
+    def __init__(self, kubeconfig: Path, database_url: str, folder: Path, name: str, env: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._env = os.environ | {
+            "KUBECONFIG": str(kubeconfig),
+            "DATABASE_URL": database_url,
+            "QUEUECTL_IDENTITY": name,
+            "QUEUECTL_PORT": "0",
+            "QUEUECTL_LOG_FORMAT": "json",
+            "QUEUECTL_LEASE_SECONDS": "3",
+            "QUEUECTL_BACK_OFF_FIRST": "1",
+            "QUEUECTL_BACK_OFF_LONGEST": "8",
+            **env,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "queuectl", "controller"],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it as Kubernetes would."""
+        self._end(signal.SIGTERM)
+
+    def says(self, text: str) -> bool:
+        return self.log.exists() and text in self.log.read_text(errors="replace")
+
+    @property
+    def url(self) -> str:
+        """Where it serves /healthz, /readyz and /metrics; once it says so."""
+        lines = [line for line in self.log.read_text().splitlines() if line.startswith("serving ")]
+        return lines[-1].removeprefix("serving ") if lines else ""
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(number)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+
+
+class Stage:
+    """Everything has the stage's name in it, so that tests share a control plane one after the other."""
+
+    def __init__(self, client: KubeClient, kubeconfig: Path, database_url: str, folder: Path, name: str) -> None:
+        self.client = client
+        self.name = name
+        self.namespace = name
+        self.database_url = database_url
+        self._kubeconfig = kubeconfig
+        self._folder = folder
+        self._controllers: list[Controller] = []
+
+    async def open(self) -> None:
+        await self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
+        await self.create(manifests.flavor(self.name, nodeLabels={STAGE_LABEL: self.name}))
+
+    async def close(self) -> None:
+        """Remove all of it, without any controller's help."""
+        for controller in self._controllers:
+            controller.send(signal.SIGCONT) if controller.running else None
+            controller.kill()
+        for job in await self.jobs():
+            if job["metadata"].get("finalizers"):
+                path = jobs_path(job["metadata"]["namespace"], job["metadata"]["name"])
+                await self._quietly("PATCH", path, {"metadata": {"finalizers": None}})
+            await self._quietly("DELETE", jobs_path(job["metadata"]["namespace"], job["metadata"]["name"]))
+        mine = {"labelSelector": f"{STAGE_LABEL}={self.name}"}
+        await self.client.request("DELETE", pods_path(self.namespace), params={}, body={"gracePeriodSeconds": 0})
+        await self.client.request("DELETE", "/api/v1/nodes", params=mine)
+        for kind in ("queues", "resourceflavors"):
+            for item in (await self.client.request("GET", f"{API}/{kind}"))["items"]:
+                if item["metadata"]["name"].startswith(self.name):
+                    await self._quietly("DELETE", f"{API}/{kind}/{item['metadata']['name']}")
+        await self._quietly("DELETE", f"/api/v1/namespaces/{self.namespace}")
+
+    # Controllers
+
+    def controller(self, name: str = "a", *, kubeconfig: Path | None = None, env: Mapping[str, str] = {}) -> Controller:
+        """Return a controller that is not started yet."""
+        result = Controller(
+            kubeconfig or self._kubeconfig, env.get("DATABASE_URL", self.database_url), self._folder, name, env
+        )
+        self._controllers.append(result)
+        return result
+
+    # Objects
+
+    async def create(self, manifest: Object, *, client: KubeClient | None = None) -> Object:
+        """Create an object with strict field validation, as kubectl does."""
+        group = manifest["apiVersion"]
+        base = f"/apis/{group}" if "/" in group else f"/api/{group}"
+        namespace = manifest["metadata"].get("namespace")
+        plural = manifest["kind"].lower() + "s"
+        path = f"{base}/namespaces/{namespace}/{plural}" if namespace else f"{base}/{plural}"
+        created: Object = await (client or self.client).request(
+            "POST", path, body=manifest, params={"fieldValidation": "Strict"}
+        )
+        return created
+
+    async def nodes(self, count: int, *, gpus: int = 8, first: int = 0, **more: Any) -> list[str]:
+        """Create nodes and wait until they are ready."""
+        names = [f"{self.name}-{first + i}" for i in range(count)]
+        labels = {STAGE_LABEL: self.name} | more.pop("labels", {})
+        await create_nodes(self.client, [node_manifest(name, gpus=gpus, labels=labels, **more) for name in names])
+        return names
+
+    async def queue(self, nominal: int, name: str = "", **spec: Any) -> str:
+        """Create a queue with a quota of GPUs in the stage's flavor."""
+        full = f"{self.name}-{name}" if name else self.name
+        await self.create(manifests.queue(full, quotas=[manifests.quota(nominal, flavor=self.name)], **spec))
+        return full
+
+    def job(
+        self,
+        name: str,
+        pods: int,
+        gpus: int,
+        *,
+        annotations: Mapping[str, str] | None = None,
+        pod: Mapping[str, Any] | None = None,
+        **spec: Any,
+    ) -> Object:
+        """Return a job of one role; `annotations` go to its pods, `pod` into their spec."""
+        container = {"name": "main", "image": "train:1", "resources": {"limits": {GPU: gpus}}}
+        role = manifests.role("worker", pods, container)
+        role["template"]["metadata"] = {"annotations": dict(annotations or {})}
+        role["template"]["spec"] |= pod or {}
+        return manifests.job(name, role, namespace=self.namespace, **{"queue": self.name, **spec})
+
+    async def submit(self, name: str, pods: int, gpus: int, *, run_seconds: float | None = None, **more: Any) -> Object:
+        """Submit a job of one role; it runs until it is deleted unless `run_seconds` says otherwise."""
+        annotations = dict(more.pop("annotations", None) or {})
+        if run_seconds is not None:
+            annotations["local.queuectl.dev/run-seconds"] = f"{run_seconds}s"
+        return await self.create(self.job(name, pods, gpus, annotations=annotations, **more))
+
+    async def patch_job(self, name: str, patch: Object) -> Object:
+        path = jobs_path(self.namespace, name)
+        patched: Object = await self.client.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
+        return patched
+
+    async def delete_job(self, name: str) -> None:
+        await self.client.request("DELETE", jobs_path(self.namespace, name))
+
+    async def jobs(self) -> list[Object]:
+        found: list[Object] = (await self.client.request("GET", jobs_path(self.namespace)))["items"]
+        return found
+
+    async def get_job(self, name: str) -> Object | None:
+        return await self._get(jobs_path(self.namespace, name))
+
+    async def pods(self, job: str = "") -> list[Object]:
+        params = {"labelSelector": f"{JOB_LABEL}={job}"} if job else {}
+        found: list[Object] = (await self.client.request("GET", pods_path(self.namespace), params=params))["items"]
+        return found
+
+    # Waiting
+
+    async def until_job(
+        self, name: str, holds: Callable[[Object], object], what: str, *, seconds: float = 30
+    ) -> Object:
+        """Wait until the job's status satisfies `holds`; return the job."""
+        last: Object = {}
+
+        async def look() -> Object | None:
+            nonlocal last
+            last = await self.get_job(name) or {}
+            return last if last and holds(last.get("status") or {}) else None
+
+        try:
+            return await eventually(look, f"job {name} {what}", seconds=seconds)
+        except AssertionError as error:
+            logs = "\n".join(c.log.read_text()[-3000:] for c in self._controllers if c.log.exists())
+            raise AssertionError(f"{error}\nstatus: {last.get('status')}\n{logs}") from None
+
+    async def until_phase(self, name: str, *phases: str, seconds: float = 30) -> Object:
+        return await self.until_job(name, lambda s: s.get("phase") in phases, f"is {phases}", seconds=seconds)
+
+    async def until_reason(self, name: str, *reasons: str, seconds: float = 30) -> Object:
+        return await self.until_job(name, lambda s: s.get("reason") in reasons, f"says {reasons}", seconds=seconds)
+
+    async def until_gone(self, name: str, *, seconds: float = 30) -> None:
+        async def gone() -> bool:
+            return await self.get_job(name) is None
+
+        await eventually(gone, f"job {name} is gone", seconds=seconds)
+
+    async def _get(self, path: str) -> Object | None:
+        try:
+            found: Object = await self.client.request("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    async def _quietly(self, method: str, path: str, body: Object | None = None) -> None:
+        try:
+            await self.client.request(method, path, body=body, content_type=MERGE_PATCH if body else "application/json")
+        except ApiError as error:
+            if error.status not in {404, 409}:
+                raise
