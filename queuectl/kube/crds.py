@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictStr, model_validator
 
 from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName, rule, rules
+from queuectl.kube.names import CHANGED_BY, FINALIZER, GROUP, VERSION
 from queuectl.kube.parts import (
     Conditions,
     Int32,
@@ -27,11 +28,18 @@ from queuectl.kube.parts import (
 )
 from queuectl.model.objects import QueueOrder
 
-GROUP = "queuectl.dev"
-VERSION = "v1alpha1"
-API_VERSION = f"{GROUP}/{VERSION}"
-FINALIZER = f"{GROUP}/ledger"
-CHANGED_BY = f"{GROUP}/changed-by"
+__all__ = [
+    "CHANGED_BY",
+    "FINALIZER",
+    "GROUP",
+    "KINDS",
+    "VERSION",
+    "ConditionType",
+    "Phase",
+    "Queue",
+    "ResourceFlavor",
+    "TrainingJob",
+]
 
 MAX_PODS = 10_000  # of one gang: the ledger writes its reservations in one bounded transaction
 MAX_NAME_AND_ROLE = 49  # pods are named <job>-<role>-<attempt>-<index>, which must fit a label's 63 characters

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from queuectl.kube.crds import GROUP, Queue, ResourceFlavor, TrainingJob
+from queuectl.kube.crds import Queue, ResourceFlavor, TrainingJob
+from queuectl.kube.names import GROUP
 from queuectl.kube.policies import policies
 from queuectl.kube.schema import Column, Resource, crd
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from queuectl.kube.crds import CHANGED_BY, FINALIZER, GROUP, VERSION, Phase
+from queuectl.kube.crds import Phase
 from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY
+from queuectl.kube.names import CHANGED_BY, FINALIZER, GROUP, VERSION
 
 _FIXED_FIELDS = ("queue", "priority", "priorityClassName", "roles", "gpu")
 
@@ -86,8 +87,8 @@ _CHANGED = "[{}].filter(name, name != '')".format(
 
 def _wrong(path: str, value: str) -> str:
     """Return CEL that says what is wrong with a quantity, or an empty string."""
-    return (
-        f"!isQuantity({value}) ? {path} + ': \"' + {value} + '\" {NOT_A_QUANTITY}' : "
+    return (  # to isQuantity a unit alone ("Gi") is one too
+        f"!isQuantity({value}) || !{value}.matches('[0-9]') ? {path} + ': \"' + {value} + '\" {NOT_A_QUANTITY}' : "
         f"quantity({value}).isLessThan(quantity('0')) ? {path} + ': ' + {value} + ' {BELOW_ZERO}' : ''"
     )
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from queuectl.kube.client import ApiError, KubeClient
-from queuectl.kube.crds import API_VERSION, CHANGED_BY, FINALIZER
+from queuectl.kube.names import API_VERSION, CHANGED_BY, FINALIZER
 
 _JOBS = f"/apis/{API_VERSION}/namespaces/default/trainingjobs"
 _QUEUES = f"/apis/{API_VERSION}/queues"

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from queuectl.kube.crds import GROUP, VERSION
+from queuectl.kube.names import GROUP, VERSION
 
 _KEPT = {
     "default", "description", "enum", "format", "items", "maxItems", "maxLength", "maxProperties", "maximum",

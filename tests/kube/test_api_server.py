@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
-from queuectl.kube.crds import API_VERSION, CHANGED_BY, FINALIZER, Phase, Queue, TrainingJob
+from queuectl.kube.crds import Phase, Queue, TrainingJob
+from queuectl.kube.names import API_VERSION, CHANGED_BY, FINALIZER
+from queuectl.kube.probe import policies_act
 from queuectl.local.controlplane import Running
 from tests.support.eventually import eventually
 from tests.support.manifests import Manifest, collection, container, flavor, job, queue, quota, role
@@ -314,6 +316,10 @@ async def test_rules_hold_for_updates_too(objects: Objects) -> None:
         await objects.patch(path, {"spec": {"quotas": [quota("8 GPUs")]}})
     with pytest.raises(ApiError, match="is its own parent"):
         await objects.patch(path, {"spec": {"parent": path.rpartition("/")[2]}})
+
+
+async def test_the_probe_sees_that_policies_act(kube: KubeClient) -> None:
+    await eventually(lambda: policies_act(kube), "the policies", seconds=15)
 
 
 @pytest.fixture

@@ -235,6 +235,49 @@ async def test_server_and_model_accept(kube: KubeClient, manifest: Manifest) -> 
     assert local["spec"] == created["spec"]
 
 
+QUANTITIES = [
+    *("0", "8", "+8", "8.", ".5", "0.5", "500m", "1n", "1u", "64Gi", "1Ki", "2Ei", "1k", "1e3", "1E3", "1e-3", "1E"),
+    *(
+        "",
+        ".",
+        "8 ",
+        " 8",
+        "8GB",
+        "8 Gi",
+        "Gi",
+        "1gi",
+        "1K",
+        "1e",
+        "1e3Gi",
+        "0x8",
+        "8_0",
+        "1,5",
+        "-",
+        "-0",
+        "-1",
+        "8\n",
+    ),
+    *("99999999999999999999999999", "NaN", "Inf", "1Ei1", "--1", "٣"),
+]
+
+
+@pytest.mark.parametrize("text", QUANTITIES)
+async def test_server_and_model_agree_on_quantities(kube: KubeClient, text: str) -> None:
+    manifest = queue(quotas=[quota(text)])
+    try:
+        await create(kube, manifest)
+        server = True
+    except ApiError:
+        server = False
+    try:
+        MODELS["Queue"].model_validate(manifest)
+        model = True
+    except ValidationError:
+        model = False
+
+    assert model == server
+
+
 async def test_the_api_server_refuses_a_template_of_10_megabytes(kube: KubeClient, control_plane: Running) -> None:
     # By hand, since the server answers and hangs up before it has read it all.
     manifest = of_size(10_000_000)

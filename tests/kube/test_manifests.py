@@ -1,6 +1,6 @@
 """The generated files are current, the schemas are complete, and the API server takes all that config/ renders."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from queuectl.control.settings import Settings
 from queuectl.kube import manifests
 from queuectl.kube.client import APPLY_PATCH, KubeClient
 
@@ -94,10 +95,10 @@ def every(kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-async def namespace(kube: KubeClient) -> AsyncIterator[str]:
+async def namespace(kube: KubeClient) -> str:
     (item,) = every("Namespace")
     await apply(kube, item, dry_run=False)
-    yield NAMESPACE
+    return NAMESPACE
 
 
 async def apply(kube: KubeClient, item: dict[str, Any], *, dry_run: bool = True) -> dict[str, Any]:
@@ -156,6 +157,21 @@ def test_the_deployment_refers_to_what_is_there() -> None:
     for variable in container["env"]:
         reference = variable["valueFrom"]["secretKeyRef"]
         assert (reference["name"], reference["key"]) in secrets
+
+
+def test_the_config_map_holds_settings_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    (config,) = every("ConfigMap")
+    (deployment,) = every("Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    prefix = Settings.model_config["env_prefix"]
+    assert {key.removeprefix(prefix).lower() for key in config["data"]} <= Settings.model_fields.keys()
+    for key, value in config["data"].items():
+        monkeypatch.setenv(key, value)
+
+    settings = Settings()  # type: ignore[call-arg]  # from the environment
+
+    assert settings.host == "0.0.0.0"
+    assert settings.port == container["ports"][0]["containerPort"]
 
 
 def test_the_controllers_rights_name_no_wildcards_and_no_secrets() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from queuectl.kube.crds import API_VERSION
+from queuectl.kube.names import API_VERSION
 
 Manifest = dict[str, Any]
 
