@@ -141,4 +141,6 @@ def _make_revision(message: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or "DATABASE_URL" not in os.environ:  # noqa: PLR2004 - the program and its one argument
+        sys.exit("usage: DATABASE_URL=... python -m queuectl.store.migrate MESSAGE")
     _make_revision(sys.argv[1])

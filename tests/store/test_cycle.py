@@ -220,8 +220,7 @@ async def test_a_stale_epoch_writes_nothing(scene: Scene) -> None:
         "UPDATE node_room SET room = -1",
         "UPDATE quota_room SET deficit = -1",
         "INSERT INTO attempt SELECT (jsonb_populate_record(a, '{\"number\": 2}')).* FROM attempt a",
-        "INSERT INTO step (workload_uid, attempt, step, created_at, due_at, epoch)"
-        " VALUES ('w1', 1, 'Create', now(), now(), 1)",
+        "INSERT INTO step (workload_uid, attempt, step, created_at, due_at, epoch) VALUES ('w1', 1, 'Create', now(), now(), 1)",
     ],
 )
 async def test_postgres_itself_refuses(scene: Scene, statement: str) -> None:

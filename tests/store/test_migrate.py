@@ -1,0 +1,131 @@
+"""The schema: what the migrations make is what the code expects."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Engine, create_engine, make_url, text
+
+from queuectl.store import migrate
+from queuectl.store.engine import StoreUnavailable, open_engine, parse_url
+from queuectl.store.tables import metadata
+from tests.support.databases import Databases
+
+# Everything that Postgres knows of our tables, alembic's own aside.
+SCHEMA = (
+    """
+    SELECT table_name || '.' || column_name, data_type || ' ' || is_nullable || ' ' || coalesce(column_default, '')
+           || ' ' || is_identity
+    FROM information_schema.columns WHERE table_schema = 'public' AND table_name <> 'alembic_version' ORDER BY 1
+    """,
+    """
+    SELECT conrelid::regclass || '.' || conname, pg_get_constraintdef(oid) FROM pg_constraint
+    WHERE connamespace = 'public'::regnamespace AND conrelid::regclass::text <> 'alembic_version' ORDER BY 1
+    """,
+    """
+    SELECT indexname, indexdef FROM pg_indexes
+    WHERE schemaname = 'public' AND tablename <> 'alembic_version' ORDER BY 1
+    """,
+)
+
+
+def engine_of(url: str) -> Engine:
+    return create_engine(parse_url(url))
+
+
+def schema_of(url: str) -> list[tuple[str, str]]:
+    engine = engine_of(url)
+    try:
+        with engine.connect() as connection:
+            return [(row[0], row[1]) for query in SCHEMA for row in connection.execute(text(query))]
+    finally:
+        engine.dispose()
+
+
+def test_migrations_make_exactly_the_tables_of_the_code(postgres: Databases) -> None:
+    with postgres.empty() as migrated, postgres.empty() as created:
+        migrate.upgrade(migrated)
+        engine = engine_of(created)
+        metadata.create_all(engine)
+        engine.dispose()
+        assert schema_of(migrated) == schema_of(created)
+        engine = engine_of(migrated)
+        with engine.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        engine.dispose()
+
+
+def test_every_migration_goes_down_and_up_again(postgres: Databases) -> None:
+    with postgres.empty() as url:
+        assert migrate.current(url) is None
+        migrate.upgrade(url)
+        migrate.upgrade(url)
+        assert migrate.current(url) == migrate.head()
+        up = schema_of(url)
+        engine = engine_of(url)
+        with engine.connect() as connection:
+            command.downgrade(migrate._config(connection), "base")
+            connection.commit()
+        engine.dispose()
+        assert schema_of(url) == []
+        migrate.upgrade(url)
+        assert schema_of(url) == up
+
+
+async def test_several_processes_migrate_at_once(postgres: Databases) -> None:
+    with postgres.empty() as url:
+        await asyncio.gather(*(asyncio.to_thread(migrate.upgrade, url) for _ in range(4)))
+        assert migrate.current(url) == migrate.head()
+
+
+def test_a_newer_database_is_left_alone(database_url: str) -> None:
+    engine = engine_of(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(migrate.SchemaNewer, match=r"at revision 9999, this queuectl knows \d{4}"):
+        migrate.upgrade(database_url)
+    with pytest.raises(migrate.SchemaNewer):
+        migrate.current(database_url)
+
+
+def test_waiting_for_another_migration_has_an_end(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrate, "LOCK_SECONDS", 0.3)
+    engine = engine_of(database_url)
+    with engine.connect() as connection:
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": migrate._LOCK})
+        with pytest.raises(StoreUnavailable, match="another process"):
+            migrate.upgrade(database_url)
+    engine.dispose()
+
+
+def test_no_server(database_url: str) -> None:
+    nowhere = make_url(database_url).set(port=1).render_as_string(hide_password=False)
+    with pytest.raises(StoreUnavailable, match="not available"):
+        migrate.upgrade(nowhere)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("nonsense", "is not a URL"), ("mysql://h/db", r"starts with mysql://"), ("sqlite:///x", "needs postgresql://")],
+)
+def test_a_url_that_is_no_postgres(url: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        open_engine(url)
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_plain_urls_mean_psycopg(scheme: str) -> None:
+    assert parse_url(f"{scheme}://u:p@h:1/d").drivername == "postgresql+psycopg"
+
+
+def test_the_command_for_a_new_revision_needs_its_message() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "queuectl.store.migrate"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "MESSAGE" in done.stderr
