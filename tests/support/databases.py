@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import psycopg
@@ -60,23 +61,27 @@ class Databases:
 
 
 @contextmanager
-def embedded_server(folder: Path) -> Iterator[EmbeddedPostgres]:
-    """Run a Postgres that is fast and forgets on a power cut."""
-    server = EmbeddedPostgres(folder, FAST)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+def embedded_server() -> Iterator[EmbeddedPostgres]:
+    """Run a Postgres that is fast and forgets on a power cut.
+
+    Not in pytest's own folder: another pytest that starts meanwhile closes that to the server's system user.
+    """
+    with TemporaryDirectory(prefix="queuectl-postgres-") as folder:
+        server = EmbeddedPostgres(Path(folder), FAST)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+def postgres() -> Iterator[Databases]:
     """The session's server."""
     if url := os.environ.get("TEST_DATABASE_URL"):
         yield Databases(url)
         return
-    with embedded_server(tmp_path_factory.mktemp("postgres")) as server:
+    with embedded_server() as server:
         yield Databases(server.url)
 
 
