@@ -1,13 +1,14 @@
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from queuectl.kube.client import KubeClient
 from queuectl.local.controlplane import Running
-from tests.support.databases import database_url, postgres
-from tests.support.stage import Stage
+from tests.support import ledger
+from tests.support.databases import Databases, database_url, postgres
+from tests.support.stage import Controller, Stage
 
 __all__ = ["database_url", "postgres"]
 
@@ -23,3 +24,43 @@ async def stage(kube: KubeClient, control_plane: Running, database_url: str, tmp
         yield result
     finally:
         await result.close()
+
+
+@pytest.fixture(scope="module")
+def shared_database(postgres: Databases) -> Iterator[str]:
+    with postgres.migrated() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def shared_controller(
+    control_plane: Running, shared_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Controller]:
+    """A controller that serves all live stages of a module; no test of that module may use `stage`."""
+    folder = tmp_path_factory.mktemp("controller")
+    controller = Controller(control_plane.kubeconfig, shared_database, folder, "shared", {})
+    try:
+        yield controller
+    finally:
+        controller.stop()
+
+
+@pytest.fixture
+async def live(
+    kube: KubeClient, control_plane: Running, shared_controller: Controller, shared_database: str, tmp_path: Path
+) -> AsyncIterator[Stage]:
+    """Open a stage on which the shared controller acts. In the end all jobs are deleted and must leave nothing."""
+    if not shared_controller.running:
+        shared_controller.start()
+    stage = Stage(kube, control_plane.kubeconfig, shared_database, tmp_path, f"stage-{next(_numbers)}")
+    stage.join(shared_controller)
+    await stage.open()
+    try:
+        yield stage
+        for job in await stage.jobs():
+            await stage.delete_job(job["metadata"]["name"])
+        for job in await stage.jobs():
+            await stage.until_gone(job["metadata"]["name"])
+        await ledger.until_free(stage)
+    finally:
+        await stage.close()

@@ -1,25 +1,56 @@
 """Whole gangs or nothing, on a real control plane."""
 
+import asyncio
+
+from tests.support.observer import observing
 from tests.support.stage import Stage
 
 
-async def test_a_gang_runs_and_gives_everything_back(stage: Stage) -> None:
-    await stage.nodes(2)
-    await stage.queue(16)
-    stage.controller().start()
-    await stage.submit("first", 2, 8, run_seconds=2)
-    await stage.submit("second", 2, 8, run_seconds=1)
-    first = await stage.until_phase("first", "Succeeded")
-    second = await stage.until_phase("second", "Succeeded")
+async def test_a_gang_runs_and_gives_everything_back(live: Stage) -> None:
+    await live.nodes(2)
+    await live.queue(16)
+    await live.submit("first", 2, 8, run_seconds=2)
+    await live.submit("second", 2, 8, run_seconds=1)
+    first = await live.until_phase("first", "Succeeded")
+    second = await live.until_phase("second", "Succeeded")
     assert first["status"]["attempt"] == second["status"]["attempt"] == 1
     assert second["status"]["startedAt"] >= first["status"]["finishedAt"]
 
 
-async def test_a_gang_that_does_not_fit_has_no_pod_and_says_what_is_missing(stage: Stage) -> None:
-    await stage.nodes(3)
-    await stage.queue(64)
-    stage.controller().start()
-    await stage.submit("big", 4, 8)
-    job = await stage.until_reason("big", "ExceedsCluster")
+async def test_a_gang_that_does_not_fit_has_no_pod_and_says_what_is_missing(live: Stage) -> None:
+    await live.nodes(3)
+    await live.queue(64)
+    await live.submit("big", 4, 8)
+    job = await live.until_reason("big", "ExceedsCluster")
     assert "3 of 4 pods" in job["status"]["message"]
-    assert await stage.pods() == []
+    assert await live.pods() == []
+
+
+async def test_of_two_gangs_that_want_the_same_nodes_one_runs_whole_and_the_other_has_no_pod(live: Stage) -> None:
+    await live.nodes(12)
+    await live.queue(128)
+    rounds = range(11)
+    async with observing(live) as observer:
+        for number in rounds:
+            names = [f"left-{number}", f"right-{number}"]
+            await asyncio.gather(*(live.submit(name, 8, 8) for name in names))
+            for name in names:
+                await live.until_job(name, lambda s: s.get("reason") in {"Running", "WaitingForNodes"}, "is decided")
+            phases = {name: (await live.until_job(name, bool, "has a status"))["status"]["phase"] for name in names}
+            assert sorted(phases.values()) == ["Pending", "Running"]
+            winner, loser = sorted(names, key=lambda name: phases[name], reverse=True)
+            waiting = await live.until_reason(loser, "WaitingForNodes")
+            assert "4 of 8 pods" in waiting["status"]["message"]
+            assert "32 nvidia.com/gpu" in waiting["status"]["message"]
+            assert await live.pods(loser) == []
+            assert len(await live.pods(winner)) == 8
+
+            await live.end_pods(winner)
+            await live.until_phase(winner, "Succeeded")
+            await live.until_phase(loser, "Running")
+            await live.end_pods(loser)
+            await live.until_phase(loser, "Succeeded")
+        sizes = {f"{side}-{number}": 8 for number in rounds for side in ("left", "right")}
+        assert set(observer.ungated) == {(name, 1) for name in sizes}
+        assert observer.partial(sizes) == []
+        assert observer.overbooked == []

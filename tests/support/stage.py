@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
-from queuectl.kube.names import API, JOB_LABEL, jobs_path, pods_path
+from queuectl.kube.names import API, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes
 from tests.support import manifests
@@ -97,6 +97,7 @@ class Stage:
         self._kubeconfig = kubeconfig
         self._folder = folder
         self._controllers: list[Controller] = []
+        self._shared: list[Controller] = []
 
     async def open(self) -> None:
         await self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
@@ -122,6 +123,10 @@ class Stage:
         await self._quietly("DELETE", f"/api/v1/namespaces/{self.namespace}")
 
     # Controllers
+
+    def join(self, controller: Controller) -> None:
+        """Show this controller's log too when a wait fails."""
+        self._shared.append(controller)
 
     def controller(self, name: str = "a", *, kubeconfig: Path | None = None, env: Mapping[str, str] = {}) -> Controller:
         """Return a controller that is not started yet."""
@@ -190,6 +195,27 @@ class Stage:
     async def delete_job(self, name: str) -> None:
         await self.client.request("DELETE", jobs_path(self.namespace, name))
 
+    async def end_pods(self, job: str, *, exit_code: int = 0, role: str = "") -> None:
+        """Have the job's running pods, or those of one role, end now."""
+        annotations = {"local.queuectl.dev/run-seconds": "0", "local.queuectl.dev/exit-code": str(exit_code)}
+        for pod in await self.pods(job):
+            if pod["status"]["phase"] == "Running" and role in {"", pod["metadata"]["labels"][ROLE_LABEL]}:
+                path = pods_path(self.namespace, pod["metadata"]["name"])
+                body = {"metadata": {"annotations": annotations}}
+                await self.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def others_pod(self, name: str, gpus: int) -> Object:
+        """Create a pod that is not under queuectl, for any of the stage's nodes."""
+        spec = {
+            "nodeSelector": {STAGE_LABEL: self.name},
+            "containers": [{"name": "main", "image": "other:1", "resources": {"limits": {GPU: gpus}}}],
+        }
+        meta = {"name": name, "namespace": self.namespace}
+        return await self.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+
+    async def delete_pod(self, name: str) -> None:
+        await self.client.request("DELETE", pods_path(self.namespace, name))
+
     async def jobs(self) -> list[Object]:
         found: list[Object] = (await self.client.request("GET", jobs_path(self.namespace)))["items"]
         return found
@@ -218,7 +244,9 @@ class Stage:
         try:
             return await eventually(look, f"job {name} {what}", seconds=seconds)
         except AssertionError as error:
-            logs = "\n".join(c.log.read_text()[-3000:] for c in self._controllers if c.log.exists())
+            logs = "\n".join(
+                c.log.read_text()[-3000:] for c in (*self._controllers, *self._shared) if c.log.exists()
+            )
             raise AssertionError(f"{error}\nstatus: {last.get('status')}\n{logs}") from None
 
     async def until_phase(self, name: str, *phases: str, seconds: float = 30) -> Object:
