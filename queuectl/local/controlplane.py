@@ -148,10 +148,18 @@ def stop(state: Path, component: str, *, kill: bool = False) -> None:
             _write(folder, record)
 
 
-def start(state: Path, component: str) -> None:
-    """Start one component again, with the same port and data, and wait until it works. Raises LocalError."""
+def start(state: Path, component: str, *, reconnect: bool = False) -> None:
+    """Start one component again, with the same port and data, and wait until it works. Raises LocalError.
+
+    After a long stop of the API server its clients come back on their own, up to a minute later (they wait ever
+    longer between tries); `reconnect` restarts kube-scheduler, kube-controller-manager and kwok, so that they
+    are there at once.
+    """
     with _known(state, component) as (folder, record):
         _start_missing(folder, record, (component,))
+        if reconnect:
+            process.end([record.processes[name] for name in NAMES[2:] if record.alive(name)])
+            _start_missing(folder, record, NAMES)
 
 
 def pause(state: Path, component: str) -> None:

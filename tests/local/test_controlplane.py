@@ -109,9 +109,13 @@ async def test_the_api_server_comes_back_with_port_and_data(running: Running, ow
             answers(running, ssl.create_default_context(cadata=running.authority))
         others = {key: pid for key, pid in pids(own).items() if key != "kube-apiserver"}
         assert all(others.values())
-        controlplane.start(own, "kube-apiserver")
+        controlplane.start(own, "kube-apiserver", reconnect=kill)
         assert (await kube.request("GET", f"/api/v1/namespaces/{name}"))["metadata"]["name"] == name
-    assert others.items() <= pids(own).items()
+    after = pids(own)
+    assert all(after.values())
+    assert {name for name, pid in others.items() if after[name] != pid} == (
+        set(components.NAMES[2:]) if kill else set()
+    )
 
 
 async def test_nodes_stay_ready_while_kwok_runs_and_only_then(running: Running, own: Path) -> None:
