@@ -204,6 +204,9 @@ def _start_missing(state: Path, record: _Record, names: Sequence[str]) -> Runnin
         _wait(lambda: _answers(state, record, "/readyz"), state, record, started, deadline=deadline)
     authority = _authority(state)
     components.write_kubeconfig(state, record.settings, authority)
+    if "kwok" in clients and not record.alive("kwok"):
+        # Leases of the kwok before would keep the new one from its nodes until they run out.
+        _answers(state, record, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", method="DELETE")
     if begun := _spawn(state, record, clients):
         settled = time.monotonic() + SETTLE_SECONDS
         # Made by the controller manager, so a sign that it works; the others show nothing but that they stay.
@@ -247,14 +250,14 @@ def _wait(done: Callable[[], bool], state: Path, record: _Record, started: Seque
         time.sleep(process.POLL_SECONDS)
 
 
-def _answers(state: Path, record: _Record, path: str) -> bool:
-    """Whether the API server answers a GET with 200."""
+def _answers(state: Path, record: _Record, path: str, *, method: str = "GET") -> bool:
+    """Whether the API server answers a request with 200."""
     try:
         context = ssl.create_default_context(cadata=_authority(state))
         port = record.settings.ports["kube-apiserver"]
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=context)
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {record.settings.token}"})
+            connection.request(method, path, headers={"Authorization": f"Bearer {record.settings.token}"})
             return connection.getresponse().status == http.HTTPStatus.OK
         finally:
             connection.close()

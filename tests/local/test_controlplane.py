@@ -70,6 +70,21 @@ async def renewed(kube: KubeClient, node: str) -> str:
     return time
 
 
+async def a_pod_runs(running: Running, name: str) -> None:
+    """Scheduler and kwok both work, on nodes that were there before."""
+    pods = "/api/v1/namespaces/default/pods"
+    spec = {"containers": [{"name": "a", "image": "none"}]}
+    async with await KubeClient.open(str(running.kubeconfig)) as kube:
+        await create_nodes(kube, [node_manifest("a", gpus=4, labels={"rack": "r1"})])
+        await kube.request("POST", pods, body={"metadata": {"name": name}, "spec": spec})
+
+        async def look() -> bool:
+            pod = await kube.request("GET", f"{pods}/{name}")
+            return bool(pod["status"]["phase"] == "Running")
+
+        await eventually(look, f"{name} runs", seconds=GRACE - 1)
+
+
 def test_up_again_changes_nothing(running: Running, own: Path) -> None:
     before = pids(own)
     assert all(before.values())
@@ -86,6 +101,7 @@ def test_the_kubeconfig_is_private_and_verified(running: Running) -> None:
 
 
 async def test_up_restarts_what_was_killed_and_only_that(running: Running, own: Path) -> None:
+    await a_pod_runs(running, "before-a-kill")
     before = pids(own)
     os.kill(before["kwok"] or 0, signal.SIGKILL)
 
@@ -97,6 +113,7 @@ async def test_up_restarts_what_was_killed_and_only_that(running: Running, own: 
     after = pids(own)
     assert after.pop("kwok") not in (None, before.pop("kwok"))
     assert after == before
+    await a_pod_runs(running, "after-a-kill")
 
 
 @pytest.mark.parametrize("kill", [False, True])
@@ -111,6 +128,8 @@ async def test_the_api_server_comes_back_with_port_and_data(running: Running, ow
         assert all(others.values())
         controlplane.start(own, "kube-apiserver", reconnect=kill)
         assert (await kube.request("GET", f"/api/v1/namespaces/{name}"))["metadata"]["name"] == name
+    if kill:
+        await a_pod_runs(running, "after-an-outage")
     after = pids(own)
     assert all(after.values())
     assert {name for name, pid in others.items() if after[name] != pid} == (
