@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def eventually(look: Callable[[], Awaitable[T]], what: str, *, seconds: float = 30.0) -> T:
+async def eventually(look: Callable[[], Awaitable[T | None]], what: str, *, seconds: float = 30.0) -> T:
     """Return the first truthy value of `look`, or fail naming `what` was waited for and the last value seen."""
     deadline = time.monotonic() + seconds
     while True:
