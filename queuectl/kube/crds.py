@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictStr, model_validator
 
 from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName, rule, rules
-from queuectl.kube.names import CHANGED_BY, FINALIZER, GROUP, VERSION
 from queuectl.kube.parts import (
     Conditions,
     Int32,
@@ -29,11 +28,7 @@ from queuectl.kube.parts import (
 from queuectl.model.objects import QueueOrder
 
 __all__ = [
-    "CHANGED_BY",
-    "FINALIZER",
-    "GROUP",
     "KINDS",
-    "VERSION",
     "ConditionType",
     "Phase",
     "Queue",

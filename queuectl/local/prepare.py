@@ -8,8 +8,8 @@ from typing import Any
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from queuectl.kube.client import APPLY_PATCH, ApiError, ApiUnreachableError, KubeClient
-from queuectl.kube.crds import CHANGED_BY, FINALIZER, GROUP, VERSION
 from queuectl.kube.manifests import all_manifests
+from queuectl.kube.probe import policies_act
 from queuectl.local.errors import LocalError
 from queuectl.local.nodes import node_manifest
 
@@ -33,7 +33,7 @@ async def prepare(client: KubeClient, *, nodes: int | Sequence[dict[str, Any]] =
     """
     await apply(client, all_manifests())
     await _until("The CRDs are not established", lambda: _established(client))
-    await _until("The admission policies have no effect", lambda: _policies_work(client))
+    await _until("The admission policies have no effect", lambda: policies_act(client))
     wanted = [node_manifest(f"node-{n:04}") for n in range(1, nodes + 1)] if isinstance(nodes, int) else list(nodes)
     if wanted:
         await create_nodes(client, wanted)
@@ -80,28 +80,6 @@ async def _established(client: KubeClient) -> bool:
     wanted = {item["metadata"]["name"] for item in all_manifests() if item["kind"] == "CustomResourceDefinition"}
     found = await client.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")
     return wanted <= {item["metadata"]["name"] for item in found["items"] if _holds(item, "Established")}
-
-
-async def _policies_work(client: KubeClient) -> bool:
-    """Whether an object that is created now, and not kept, gets what the policies add."""
-    base = f"/apis/{GROUP}/{VERSION}"
-    role = {"name": "probe", "replicas": 1, "template": {"spec": {"containers": [{"name": "probe", "image": "probe"}]}}}
-    spec = {"queue": "probe", "roles": [role]}
-    try:
-        queue = await _probe(client, f"{base}/queues", "Queue", {})
-        job = await _probe(client, f"{base}/namespaces/default/trainingjobs", "TrainingJob", spec)
-    except ApiError as error:
-        if error.reason == "NotFound":  # the namespace, or the path of a CRD just established
-            return False
-        raise
-    return CHANGED_BY in queue.get("annotations", {}) and FINALIZER in job.get("finalizers", [])
-
-
-async def _probe(client: KubeClient, path: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
-    body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "metadata": {"generateName": "probe-"}, "spec": spec}
-    made = await client.request("POST", path, params={"dryRun": "All"}, body=body)
-    metadata: dict[str, Any] = made["metadata"]
-    return metadata
 
 
 async def _ready(client: KubeClient, names: set[str]) -> bool:
