@@ -8,6 +8,7 @@ from queuectl.kube.client import KubeClient
 from queuectl.local.controlplane import Running
 from tests.support import ledger
 from tests.support.databases import Databases, database_url, postgres
+from tests.support.proxy import Proxy, proxied
 from tests.support.stage import Controller, Stage
 
 __all__ = ["database_url", "postgres"]
@@ -24,6 +25,12 @@ async def stage(kube: KubeClient, control_plane: Running, database_url: str, tmp
         yield result
     finally:
         await result.close()
+
+
+@pytest.fixture
+async def proxy(control_plane: Running, tmp_path: Path) -> AsyncIterator[Proxy]:
+    async with proxied(control_plane, tmp_path) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +59,7 @@ async def live(
     """Open a stage on which the shared controller acts. In the end all jobs are deleted and must leave nothing."""
     if not shared_controller.running:
         shared_controller.start()
+        await shared_controller.until_leading()
     stage = Stage(kube, control_plane.kubeconfig, shared_database, tmp_path, f"stage-{next(_numbers)}")
     stage.join(shared_controller)
     await stage.open()

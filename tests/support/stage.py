@@ -38,9 +38,11 @@ class Controller:
             **env,
         }
         self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0  # offset in the log
 
     def start(self) -> None:
         with self.log.open("ab") as log:
+            self._started_at = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "queuectl", "controller"],
                 env=self._env,
@@ -59,6 +61,12 @@ class Controller:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def returncode(self) -> int:
+        assert self._process is not None
+        assert self._process.returncode is not None
+        return self._process.returncode
+
     def send(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
@@ -70,6 +78,14 @@ class Controller:
     def stop(self) -> None:
         """End it as Kubernetes would."""
         self._end(signal.SIGTERM)
+
+    async def until_leading(self, *, seconds: float = 60) -> None:
+        """Wait until it acts as the leader, for the first time since its latest start."""
+
+        async def leads() -> bool:
+            return b'"in sync"' in self.log.read_bytes()[self._started_at :]
+
+        await eventually(leads, f"controller {self.name} leads", seconds=seconds)
 
     def says(self, text: str) -> bool:
         return self.log.exists() and text in self.log.read_text(errors="replace")
@@ -249,9 +265,7 @@ class Stage:
         try:
             return await eventually(look, f"job {name} {what}", seconds=seconds)
         except AssertionError as error:
-            logs = "\n".join(
-                c.log.read_text()[-3000:] for c in (*self._controllers, *self._shared) if c.log.exists()
-            )
+            logs = "\n".join(c.log.read_text()[-3000:] for c in (*self._controllers, *self._shared) if c.log.exists())
             raise AssertionError(f"{error}\nstatus: {last.get('status')}\n{logs}") from None
 
     async def until_phase(self, name: str, *phases: str, seconds: float = 30) -> Object:
