@@ -1,19 +1,116 @@
 """The command tree. Verbs live in their own modules and import what is heavy only when they run."""
 
 import sys
+from pathlib import Path
 
 import typer
 
-from queuectl.cli import controller, local
+from queuectl.cli import change, cluster, controller, jobs, local
 from queuectl.cli.errors import report
+from queuectl.cli.options import text
+from queuectl.cli.submit import submit
+
+# As a plugin of kubectl's it is called kubectl-queuectl, and kubectl completes its words.
+PLUGIN = Path(sys.argv[0]).stem == "kubectl-queuectl"
+PROGRAM = "kubectl queuectl" if PLUGIN else "queuectl"
 
 app = typer.Typer(
     name="queuectl",
     help="Batch queues and gang scheduling for GPU clusters on Kubernetes.",
     no_args_is_help=True,
+    add_completion=not PLUGIN,
+    rich_markup_mode=None,  # plain help starts twice as fast, and reads well off a terminal
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def _common() -> None:
+    """Batch queues and gang scheduling for GPU clusters on Kubernetes."""
+
+
+app.command(
+    short_help="Create what files describe, all of it or nothing.",
+    help=text(
+        "Create the TrainingJobs, Queues and ResourceFlavors that files describe, all of them or nothing.",
+        "queuectl submit -f job.yaml",
+        "queuectl submit -f queues.yaml -f jobs.yaml --dry-run",
+        "generate-job | queuectl submit -f - -o name",
+        "queuectl submit -f job.yaml --wait && echo succeeded",
+        more="Everything is checked first: each object by itself, then that its queue, flavors and PriorityClass exist,"
+        " that the queue's quota could ever hold it, and that the API server would accept its pods.",
+    ),
+)(submit)
+app.command(
+    short_help="List jobs.",
+    help=text(
+        "List jobs: where each one is, and why it waits.",
+        "queuectl get",
+        "queuectl get -A --phase Pending -o wide",
+        "queuectl get -w --queue team-a",
+        "queuectl get llm -o yaml",
+        more="Without names, all jobs of the namespace. A table is cut to the terminal's width unless it is wide.",
+    ),
+)(jobs.get)
+app.command(
+    short_help="Show all about one job.",
+    help=text(
+        "Show a job's spec in short, its state, why it waits, where its pods are, and its events.",
+        "queuectl describe llm",
+    ),
+)(jobs.describe)
+app.command(
+    short_help="Stop and delete jobs.",
+    help=text(
+        "Stop jobs and delete them, and wait until they are gone.",
+        "queuectl cancel llm",
+        "queuectl cancel llm bert --no-wait",
+        "queuectl cancel --all --dry-run",
+        more="Asks first when it is several jobs and standard input is a terminal.",
+    ),
+)(change.cancel)
+app.command(
+    short_help="Keep waiting jobs from starting.",
+    help=text(
+        "Keep waiting jobs from starting; they keep their place in the queue.",
+        "queuectl hold llm",
+        more="A job that is past waiting is refused with exit code 4.",
+    ),
+)(change.hold)
+app.command(
+    short_help="Let held jobs start.",
+    help=text("Let held jobs start when their turn comes.", "queuectl release llm"),
+)(change.release)
+app.command(
+    short_help="Wait until jobs run or have ended.",
+    help=text(
+        "Wait until jobs have ended, or until they run.",
+        "queuectl wait llm",
+        "queuectl wait llm --for=running --timeout=2m",
+        more="Exits with the job's own exit code when it has failed (1 when it has none), with 3 when it doesn't exist"
+        " or is deleted meanwhile, and with 5 when the time is over. Of several jobs, the first that failed counts.",
+    ),
+)(change.wait)
+app.command(
+    short_help="List queues.",
+    help=text(
+        "List queues: what waits and runs in each, and how much of its quotas is in use.",
+        "queuectl queues",
+        "queuectl queues team-a -o wide",
+        more="Wide output has a line for each quota.",
+    ),
+)(cluster.queues)
+app.command(
+    short_help="List nodes and who holds their GPUs.",
+    help=text(
+        "List nodes: their GPUs, how many jobs of queuectl's hold, how many other pods hold, and how many are free.",
+        "queuectl nodes",
+        "queuectl nodes -o json",
+        "queuectl nodes -w",
+        more="Counted are pods that are bound to the node and have not ended.",
+    ),
+)(cluster.nodes)
 app.command("controller")(controller.run)
 app.add_typer(controller.db, name="db")
 app.add_typer(local.app, name="local")
@@ -28,8 +125,8 @@ def version() -> None:
 
 
 def run() -> None:
-    """Run the command line; errors become one line on stderr and a documented exit code."""
+    """Run the command line; errors become a message on stderr and a documented exit code."""
     try:
-        app(standalone_mode=True)
+        app(standalone_mode=True, prog_name=PROGRAM)
     except Exception as error:  # noqa: BLE001 - the outermost frame
         sys.exit(report(error))

@@ -1,0 +1,251 @@
+"""``queuectl queues`` and ``queuectl nodes``."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from queuectl.cli.errors import Exit
+from queuectl.cli.options import Context, Kubeconfig, Output, OutputForm, Watch
+from queuectl.cli.render import Table, show_data, show_objects
+
+if TYPE_CHECKING:
+    from queuectl.cli.session import Session
+    from queuectl.model.objects import Flavor, Node, Pod
+
+Object = dict[str, Any]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", show_default=False)]
+
+_QUEUE_COLUMNS = ("NAME", "PARENT", "ORDER", "PENDING", "RUNNING", "READY")
+_QUOTA_COLUMNS = ("FLAVOR", "RESOURCE", "USED", "NOMINAL")
+_NODE_COLUMNS = ("NAME", "STATE", "FLAVOR", "RESOURCE", "GPUS", "HELD", "OTHERS", "FREE")
+_PAUSE = 0.2  # seconds in which changes of nodes and pods are gathered
+
+
+def queues(
+    names: Names = None,
+    *,
+    watch: Watch = False,
+    output: OutputForm = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """List queues."""
+    from queuectl.cli import session
+
+    async def main(here: "session.Session") -> int:
+        from queuectl.kube.listing import list_objects
+        from queuectl.kube.names import API
+
+        found = {queue["metadata"]["name"]: queue for queue in await list_objects(here.client, f"{API}/queues")}
+        missing = [name for name in names or () if name not in found]
+        shown = [queue for name, queue in sorted(found.items()) if not names or name in names]
+        wide = output is Output.WIDE
+        table = Table((*_QUEUE_COLUMNS, *(_QUOTA_COLUMNS if wide else ())), wide=wide)
+
+        def show(queues: Sequence[Object], *, one: bool) -> None:
+            if output in {None, Output.WIDE}:
+                table.show(row for queue in queues for row in queue_rows(queue, wide=wide))
+            else:
+                show_objects(queues, str(output), one=one)
+
+        if not shown and not missing and output is None:
+            session.say("no queues; an admin makes them: queuectl submit -f queue.yaml")
+        if shown or output in {Output.JSON, Output.YAML}:
+            show(shown, one=len(names or ()) == 1 and bool(shown))
+        if watch:
+            await _watch_queues(here, shown, names, lambda queue: show([queue], one=True))
+        for name in missing:
+            session.say(f'no queue "{name}"; there are {", ".join(sorted(found)) or "none"}')
+        return Exit.NOT_FOUND if missing else Exit.DONE
+
+    session.run(main, kubeconfig=kubeconfig, context=context)
+
+
+async def _watch_queues(here: "Session", shown: Sequence[Object], names: Sequence[str] | None, show: Any) -> None:
+    from queuectl.cli.watching import changes
+    from queuectl.kube.names import API
+
+    printed = {queue["metadata"]["resourceVersion"] for queue in shown}
+    async with changes(here.client, f"{API}/queues") as seen:
+        async for _, new in seen:
+            if new and (not names or new["metadata"]["name"] in names):
+                if new["metadata"]["resourceVersion"] not in printed:
+                    show(new)
+                printed.discard(new["metadata"]["resourceVersion"])
+
+
+def queue_rows(queue: Object, *, wide: bool) -> Iterable[list[object]]:
+    """Return a queue's row; when wide, one for each of its quotas."""
+    spec, status = queue["spec"], queue.get("status") or {}
+    ready: Mapping[str, Any] = next((c for c in status.get("conditions") or () if c["type"] == "Ready"), {})
+    state = {"True": "yes", "False": f"no: {ready.get('message', '')}"}.get(ready.get("status", ""))
+    row: list[object] = [
+        queue["metadata"]["name"],
+        spec.get("parent"),
+        spec.get("order"),
+        status.get("pending", 0),
+        status.get("running", 0),
+        state,
+    ]
+    if not wide:
+        return [row]
+    used = {(r["flavor"], r["resource"]): r["amount"] for r in status.get("reserved") or ()}
+    quotas = [
+        [q["flavor"], q["resource"], used.get((q["flavor"], q["resource"]), 0), q["nominal"]]
+        for q in spec.get("quotas") or ()
+    ]
+    return [[*row, *quota] for quota in quotas or [[None] * len(_QUOTA_COLUMNS)]]
+
+
+# Nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """GPUs of one resource on one node. ``held`` by pods of jobs, ``others`` by pods that aren't queuectl's."""
+
+    resource: str
+    total: int
+    held: int
+    others: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as ``nodes`` shows it, and as its JSON and YAML are."""
+
+    name: str
+    state: str
+    flavors: tuple[str, ...]
+    gpus: tuple[Gpus, ...]
+
+    def rows(self) -> list[list[object]]:
+        """Return a row for each kind of GPU; one for a node that has none."""
+        head = [self.name, self.state, ",".join(self.flavors)]
+        gpus = self.gpus or (Gpus("", 0, 0, 0, 0),)
+        return [[*head, g.resource, g.total, g.held, g.others, g.free] for g in gpus]
+
+
+def nodes(
+    names: Names = None,
+    *,
+    watch: Watch = False,
+    output: OutputForm = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """List nodes and who holds their GPUs."""
+    from queuectl.cli import session
+
+    async def main(here: "session.Session") -> int:
+        views = await _read(here)
+        missing = [name for name in names or () if name not in {view.name for view in views}]
+        shown = [view for view in views if not names or view.name in names]
+        table = Table(_NODE_COLUMNS, wide=output is Output.WIDE)
+        if not shown and not missing and output is None:
+            session.say("no nodes")
+        if shown or output in {Output.JSON, Output.YAML}:
+            _show(shown, output, table, one=len(names or ()) == 1 and bool(shown))
+        if watch:
+            await _watch_nodes(here, shown, names, lambda view: _show([view], output, table, one=True))
+        for name in missing:
+            session.say(f'no node "{name}"')
+        return Exit.NOT_FOUND if missing else Exit.DONE
+
+    session.run(main, kubeconfig=kubeconfig, context=context)
+
+
+def _show(views: Sequence[NodeView], output: Output | None, table: Table, *, one: bool) -> None:
+    match output:
+        case None | Output.WIDE:
+            table.show(row for view in views for row in view.rows())
+        case Output.NAME:
+            for view in views:
+                typer.echo(f"node/{view.name}")
+        case _:
+            data = [_plain(view) for view in views]
+            show_data(data[0] if one else data, output)
+
+
+def _plain(view: NodeView) -> Object:
+    return {**asdict(view), "flavors": list(view.flavors), "gpus": [asdict(gpus) for gpus in view.gpus]}
+
+
+async def _read(here: "Session") -> list[NodeView]:
+    from queuectl.kube import decode
+    from queuectl.kube.listing import list_raw
+    from queuectl.kube.names import API
+
+    running = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+    flavors, found, pods = await asyncio.gather(
+        list_raw(here.client, f"{API}/resourceflavors"),
+        list_raw(here.client, "/api/v1/nodes"),
+        list_raw(here.client, "/api/v1/pods", **running),
+    )
+    return views(
+        [decode.flavor(raw).value for raw in flavors],
+        [decode.node(raw).value for raw in found],
+        [decode.pod(raw).value for raw in pods],
+    )
+
+
+def views(flavors: Sequence["Flavor"], nodes: Iterable["Node"], pods: Iterable["Pod"]) -> list[NodeView]:
+    """Return what ``nodes`` shows, by name."""
+    from queuectl.model.resources import is_gpu
+
+    used: dict[tuple[str, str, bool], int] = {}
+    for pod in pods:
+        for resource, amount in pod.requests:  # of pods that are bound and haven't ended
+            if is_gpu(resource):
+                key = (pod.node, resource, bool(pod.workload))
+                used[key] = used.get(key, 0) + amount
+    result = []
+    for node in sorted(nodes, key=lambda node: node.name):
+        gpus = []
+        for resource, total in sorted(node.allocatable.items()):
+            if is_gpu(resource):
+                held, others = used.get((node.name, resource, True), 0), used.get((node.name, resource, False), 0)
+                gpus.append(Gpus(resource, total, held, others, max(0, total - held - others)))
+        state = ("Ready" if node.ready else "NotReady") + (",Cordoned" if node.unschedulable else "")
+        mine = tuple(f.name for f in flavors if all(node.labels.get(k) == v for k, v in f.node_labels))
+        result.append(NodeView(node.name, state, mine, tuple(gpus)))
+    return result
+
+
+async def _watch_nodes(here: "Session", shown: Sequence[NodeView], names: Sequence[str] | None, show: Any) -> None:
+    from queuectl.kube import decode
+    from queuectl.kube.informer import Informer
+    from queuectl.kube.names import API
+
+    changed = asyncio.Event()
+
+    def on_change(_: object, __: object) -> None:
+        changed.set()
+
+    flavors = Informer(here.client, f"{API}/resourceflavors", decode.flavor, on_change)
+    nodes = Informer(here.client, "/api/v1/nodes", decode.node, on_change)
+    pods = Informer(here.client, "/api/v1/pods", decode.pod, on_change)
+    informers: tuple[Informer[Any], ...] = (flavors, nodes, pods)
+    printed = {view.name: view for view in shown}
+    async with asyncio.TaskGroup() as group:
+        for informer in informers:
+            group.create_task(informer.run())
+        for informer in informers:
+            await informer.synced.wait()
+        while True:
+            changed.clear()
+            now = views(
+                [item.value for item in flavors.objects.values()],
+                [item.value for item in nodes.objects.values()],
+                [item.value for item in pods.objects.values()],
+            )
+            for view in now:
+                if printed.get(view.name) != view and (not names or view.name in names):
+                    show(view)
+                    printed[view.name] = view
+            await changed.wait()
+            await asyncio.sleep(_PAUSE)

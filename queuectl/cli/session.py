@@ -1,0 +1,106 @@
+"""One run of a verb against a cluster."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import typer
+
+from queuectl.cli.errors import CommandError, Exit
+from queuectl.kube.client import ApiError, KubeClient
+from queuectl.kube.context import namespace_of
+from queuectl.kube.names import jobs_path
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A client, and the namespace that is meant (empty for all)."""
+
+    client: KubeClient
+    namespace: str
+
+    def path(self, name: str = "") -> str:
+        """Return the path of the namespace's jobs, or of one of them."""
+        return jobs_path(self.namespace, name)
+
+    async def job(self, name: str) -> dict[str, Any] | None:
+        """Read a job; None when there is none of that name."""
+        try:
+            found: dict[str, Any] = await self.client.request("GET", self.path(name))
+        except ApiError as error:
+            if is_missing(error):
+                return None
+            raise
+        return found
+
+    async def need(self, name: str) -> dict[str, Any]:
+        """Read a job. Raises CommandError when there is none of that name."""
+        found = await self.job(name)
+        if found is None:
+            raise not_found(name, self.namespace)
+        return found
+
+
+def run(
+    main: Callable[[Session], Awaitable[int]],
+    *,
+    kubeconfig: str | None,
+    context: str | None,
+    namespace: str | None = None,
+    everywhere: bool = False,
+) -> None:
+    """Open a session, run the verb in it, and end with its exit code."""
+
+    async def session() -> int:
+        where = namespace_of(kubeconfig, context)
+        async with await KubeClient.open(kubeconfig, context=context) as client:
+            try:
+                return await main(Session(client, "" if everywhere else namespace or where))
+            except ApiError as error:
+                raise explained(error) from error
+
+    _log_to_stderr()
+    code = asyncio.run(session())
+    if code:
+        raise typer.Exit(code)
+
+
+def is_missing(error: ApiError) -> bool:
+    """Tell whether an object is missing, and not the kind itself."""
+    return error.status == 404 and bool(error.details.get("name"))  # noqa: PLR2004
+
+
+def not_found(name: str, namespace: str) -> CommandError:
+    """Return the error for a job that doesn't exist."""
+    return CommandError(
+        f'no job "{name}" in namespace {namespace}; "queuectl get -A" lists the jobs of all namespaces', Exit.NOT_FOUND
+    )
+
+
+def explained(error: ApiError) -> Exception:
+    """Return the error in words that say what to do, where the API server's own don't."""
+    if error.status == 404 and not error.details.get("name"):  # noqa: PLR2004
+        return CommandError(
+            "this cluster doesn't know queuectl's kinds; an admin installs them with: kubectl apply -k crds",
+            Exit.NOT_FOUND,
+        )
+    if error.status == 401:  # noqa: PLR2004
+        return CommandError(
+            f"the API server doesn't accept the kubeconfig's credentials ({error.message}); log in anew", Exit.REFUSED
+        )
+    return error
+
+
+def say(message: str) -> None:
+    """Tell people something that is not data."""
+    sys.stderr.write(f"queuectl: {message}\n")
+
+
+def _log_to_stderr() -> None:
+    def line(_: object, __: str, event: Any) -> str:
+        return f"queuectl: {event['event']}: {event.get('error', '')}; trying again"
+
+    structlog.configure(processors=[line], logger_factory=structlog.PrintLoggerFactory(sys.stderr))
