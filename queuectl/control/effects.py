@@ -23,7 +23,7 @@ from queuectl.model.objects import Place, Pod
 from queuectl.model.reasons import Reason, why
 
 WORKERS = 8  # gangs under way at once; a gang is finished before the next is begun
-GIVE_UP_SECONDS = 60.0  # of trying one step; the engine then offers it again
+GIVE_UP_SECONDS = 10.0  # of trying one step; the engine then offers it again, behind those of others
 
 log = structlog.get_logger()
 
@@ -40,13 +40,21 @@ class Executor:
     """Workers that take steps, the most urgent first."""
 
     def __init__(
-        self, world: World, writer: Writer, reporter: Reporter, done: Callable[[Move], None], now: Callable[[], float]
+        self,
+        *,
+        world: World,
+        writer: Writer,
+        reporter: Reporter,
+        done: Callable[[Move], None],
+        created: Callable[[Pod], None],
+        now: Callable[[], float],
     ) -> None:
-        """Prepare; ``run`` starts the workers."""
+        """Prepare; ``run`` starts the workers. ``created`` is told of pods before any watch shows them."""
         self._world = world
         self._writer = writer
         self._reporter = reporter
         self._done = done
+        self._created = created
         self._now = now
         self._queue: asyncio.PriorityQueue[tuple[int, int, str, int, AttemptState]] = asyncio.PriorityQueue()
         self._order = itertools.count()
@@ -91,7 +99,7 @@ class Executor:
     async def _carry_out(self, uid: str, number: int, state: AttemptState) -> None:
         step = {Step.CREATE: self._create, Step.UNGATE: self._ungate, Step.REMOVE: self._remove}[STEP_OF[state]]
         async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type((ApiUnreachableError, NameTakenError)),
+            retry=retry_if_exception_type(ApiUnreachableError),
             wait=wait_random_exponential(multiplier=0.2, max=5),
             stop=stop_after_delay(GIVE_UP_SECONDS),
             reraise=True,
@@ -116,14 +124,15 @@ class Executor:
             return self._end(view, End(why(Reason.SPEC_CHANGED), Outcome.REQUEUE))
         if not job.has_finalizer:
             await self._writer.set_finalizer(job, present=True)
-        await self._writer.ensure_priority_class(view.workload.priority)
+        if pods.priority_class_name(view.workload.priority) not in self._world.priorities:
+            await self._writer.ensure_priority_class(view.workload.priority)
         manifests = pods.manifests(job, attempt, view.workload.priority, self._world.flavors)
         missing = [manifest for key, manifest in manifests.items() if key not in view.pods]
 
         async def create(manifest: pods.Manifest) -> None:
             self._current(attempt.uid, attempt.number, attempt.state)
             try:
-                self._world.adopt(await self._writer.create_pod(manifest))
+                self._created(await self._writer.create_pod(manifest))
             except ApiError as error:
                 raise _RefusedError(manifest["metadata"]["name"], error) from error
 

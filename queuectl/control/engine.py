@@ -21,6 +21,7 @@ from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import next_move
 from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, WorkloadState
+from queuectl.model.objects import Pod
 from queuectl.model.plan import Admission, Plan
 from queuectl.model.reasons import Reason, why
 from queuectl.store.ledger import Ledger
@@ -35,10 +36,20 @@ class Engine:
     """One leader's loop, for one term."""
 
     def __init__(
-        self, *, world: World, ledger: Ledger, epoch: int, writer: Writer, reporter: Reporter, now: Callable[[], float]
+        self,
+        *,
+        world: World,
+        ledger: Ledger,
+        epoch: int,
+        writer: Writer,
+        reporter: Reporter,
+        created: Callable[[Pod], None],
+        now: Callable[[], float],
     ) -> None:
         """Prepare; ``run`` starts the loop."""
-        self.executor = Executor(world, writer, reporter, self.report, now)
+        self.executor = Executor(
+            world=world, writer=writer, reporter=reporter, done=self.report, created=created, now=now
+        )
         self._world = world
         self._ledger = ledger
         self._epoch = epoch

@@ -26,6 +26,7 @@ DRIFT_SECONDS = 0.05  # between two writes of drifting statuses
 QUEUE_SECONDS = 1.0  # between two looks at the queues
 EVENTS_KEPT = 1000  # waiting to be sent; older ones are dropped first
 CONFLICT_TRIES = 5
+RETRY_SECONDS = 0.5  # before a status that could not be written is tried again
 
 log = structlog.get_logger()
 
@@ -109,7 +110,7 @@ class Reporter:
                 if error.status != 409:  # noqa: PLR2004
                     raise
             live = await self._writer.get_job(job)
-            if live is None:
+            if live is None or uid not in self._world.jobs:
                 return None
             self._world.jobs[uid] = live
         raise ApiUnreachableError("the job's status is being written by others all the time")
@@ -152,15 +153,20 @@ class Reporter:
         try:
             await self._write(job)
         except ApiError as error:
-            if error.status == 409:  # noqa: PLR2004 - the watch will bring the newer version, and this again
-                self._drifting.setdefault(uid)
+            if error.status == 409:  # noqa: PLR2004 - the watch will bring the newer version
+                await self._again(uid)
             elif error.status != 404:  # noqa: PLR2004
                 log.warning("status refused", job=job.gang.name, namespace=job.gang.namespace, error=error.message)
         except ApiUnreachableError:
-            self._drifting.setdefault(uid)
+            await self._again(uid)
         finally:
             self._busy.discard(uid)
             self._wake.set()
+
+    async def _again(self, uid: str) -> None:
+        """Write it soon, with the urgency that it has then: a new phase must not wait behind all that drifts."""
+        await asyncio.sleep(RETRY_SECONDS)
+        self.changed(uid)
 
     async def _write(self, job: Job) -> Job:
         uid = job.gang.uid

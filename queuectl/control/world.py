@@ -121,10 +121,11 @@ class World:
     def on_job(self, old: Job | None, new: Job | None) -> None:
         """Take in a changed TrainingJob."""
         uid = (new or old).gang.uid  # type: ignore[union-attr]
-        if new is not None:
-            self.jobs[uid] = new
-        else:
+        known = self.jobs.get(uid)
+        if new is None:
             self.jobs.pop(uid, None)
+        elif known is None or int(known.resource_version) <= int(new.resource_version):
+            self.jobs[uid] = new  # else it was written since, and the watch is still behind
         self.touched.add(uid)
         if old is None or new is None or old.generation != new.generation or old.deleting != new.deleting:
             self.changes.submissions.add(uid)
@@ -275,11 +276,6 @@ class World:
             for pod in pods.values()
             if not pod.ended and not pod.deleting
         ]
-
-    def adopt(self, pod: Pod) -> None:
-        """Count a pod just created before the watch shows it."""
-        if self._active((pod.workload, pod.attempt)):
-            self.pods.setdefault((pod.workload, pod.attempt), {}).setdefault((pod.role, pod.index), pod)
 
     # Inside
 

@@ -71,6 +71,10 @@ class Item(Generic[T]):
     resource_version: str
     value: T
 
+    def newer_than(self, resource_version: str) -> bool:
+        """Compare with another version of the same kind of object; the empty one is the oldest."""
+        return int(self.resource_version or 0) > int(resource_version or 0)
+
 
 _page = msgspec.json.Decoder(_Page)
 _event = msgspec.json.Decoder(_Event)
@@ -103,6 +107,7 @@ class Informer(Generic[T]):
         self._on_change = on_change
         self._params = {"labelSelector": label_selector} if label_selector else {}
         self._version = ""
+        self._adopted: set[str] = set()  # keys of objects that neither list nor watch has shown yet
 
     async def run(self) -> None:
         """List and watch until cancelled."""
@@ -125,6 +130,16 @@ class Informer(Generic[T]):
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
             pause = min(pause * 2, BACKOFF_SECONDS[1])
 
+    def adopt(self, item: Item[T]) -> None:
+        """Take in an object just written, before the watch shows it.
+
+        One that is not newer than what the watch has shown is known already, or gone again.
+        """
+        known = self.objects.get(item.key)
+        if all(item.newer_than(version) for version in (self._version, known.resource_version if known else "")):
+            self._set(item.key, item)
+            self._adopted.add(item.key)
+
     async def _list(self) -> None:
         found: dict[str, Item[T]] = {}
         params = self._params | {"limit": PAGE}
@@ -142,13 +157,18 @@ class Informer(Generic[T]):
             if not page.metadata.continue_:
                 break
             params = self._params | {"limit": PAGE, "continue": page.metadata.continue_}
-        for key in [key for key in self.objects if key not in found]:
+        self._version = page.metadata.resource_version
+        self._replace(found)
+
+    def _replace(self, found: dict[str, Item[T]]) -> None:
+        # What was adopted while the list was under way stays as it is.
+        kept = {key for key in self._adopted if self.objects[key].newer_than(self._version)}
+        for key in self.objects.keys() - found.keys() - kept:
             self._set(key, None)
         for key, item in found.items():
             known = self.objects.get(key)
-            if known is None or known.resource_version != item.resource_version:
+            if key not in kept and (known is None or known.resource_version != item.resource_version):
                 self._set(key, item)
-        self._version = page.metadata.resource_version
 
     async def _watch(self) -> None:
         params = self._params | {
@@ -180,10 +200,13 @@ class Informer(Generic[T]):
             self._version = _versioned.decode(event.object).metadata.resource_version
             return
         self._version = item.resource_version
+        if item.key in self._adopted and self.objects[item.key].newer_than(item.resource_version):
+            return  # the watch is still behind what was adopted
         self._set(item.key, None if event.type == "DELETED" else item)
 
     def _set(self, key: str, item: Item[T] | None) -> None:
         old = self.objects.pop(key, None)
+        self._adopted.discard(key)
         if item is not None:
             self.objects[key] = item
         if old is not None or item is not None:
@@ -192,7 +215,7 @@ class Informer(Generic[T]):
     def _try_decode(self, raw: msgspec.Raw) -> Item[T] | None:
         try:
             return self._decode(raw)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.DecodeError, ValueError, TypeError, LookupError):
             meta = _versioned.decode(raw).metadata
             log.exception("object skipped", path=self._path, name=meta.name, namespace=meta.namespace)
             return None

@@ -39,7 +39,6 @@ class Writer:
         self._client = client
         self._trusted = trusted
         self._slots = asyncio.Semaphore(MAX_REQUESTS)
-        self._priority_classes: set[int] = set()
 
     async def create_pod(self, manifest: pods.Manifest) -> Pod:
         """Create a pod, or find that this attempt has created it before.
@@ -96,14 +95,11 @@ class Writer:
 
     async def ensure_priority_class(self, priority: int) -> None:
         """Create the PriorityClass of our pods unless it exists."""
-        if priority in self._priority_classes:
-            return
         try:
             await self._send("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body=pods.priority_class(priority))
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-        self._priority_classes.add(priority)
 
     async def get_job(self, job: Job) -> Job | None:
         """Read a job anew; None when it is gone or another one has its name."""
