@@ -1,13 +1,15 @@
 """Clean up in the API server what is over: pods that no attempt owns, finalizers of jobs that hold nothing, TTLs."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 
 from queuectl.control.world import World
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.writes import Writer
+from queuectl.model.objects import Pod
 
 LOOK_SECONDS = 0.5
 
@@ -26,23 +28,24 @@ class Janitor:
     async def run(self) -> None:
         """Clean until cancelled."""
         while True:
-            try:
-                await self._clean()
-            except (ApiError, ApiUnreachableError) as error:
-                log.warning("cleaning interrupted", error=str(error))
+            for clean in self._due():
+                try:
+                    await clean()
+                except (ApiError, ApiUnreachableError) as error:
+                    # One that can't be cleaned up must not keep the others.
+                    log.warning("not cleaned up", error=str(error))
+                    await asyncio.sleep(LOOK_SECONDS)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _clean(self) -> None:
+    def _due(self) -> list[Callable[[], Awaitable[None]]]:
         world, now = self._world, self._now()
-        for pod in world.orphans():
-            log.warning("removing a pod without a reservation", pod=pod.name, namespace=pod.namespace)
-            await self._writer.remove_pod(pod)
-        for uid, job in list(world.jobs.items()):
+        due: list[Callable[[], Awaitable[None]]] = [partial(self._remove, pod) for pod in world.orphans()]
+        for uid, job in world.jobs.items():
             if not (job.deleting or job.ttl_seconds is not None) or not world.is_over(uid):
                 continue
             workload = world.workloads.get(uid)
             if job.deleting and job.has_finalizer:
-                await self._writer.set_finalizer(job, present=False)
+                due.append(partial(self._writer.set_finalizer, job, present=False))
             elif (
                 not job.deleting
                 and job.ttl_seconds is not None
@@ -50,4 +53,9 @@ class Janitor:
                 and workload.finished_at is not None
                 and now >= workload.finished_at + job.ttl_seconds
             ):
-                await self._writer.delete_job(job)
+                due.append(partial(self._writer.delete_job, job))
+        return due
+
+    async def _remove(self, pod: Pod) -> None:
+        log.warning("removing a pod without a reservation", pod=pod.name, namespace=pod.namespace)
+        await self._writer.remove_pod(pod)

@@ -22,7 +22,8 @@ from queuectl.control.world import World
 from queuectl.core.lifecycle import BackOff
 from queuectl.kube import decode, lease
 from queuectl.kube.client import ApiError, ApiUnreachableError, KubeClient
-from queuectl.kube.informer import Informer
+from queuectl.kube.context import namespace_of
+from queuectl.kube.informer import Informer, Item
 from queuectl.kube.names import API, jobs_path, pods_path
 from queuectl.kube.writes import DeposedError, Writer
 from queuectl.store.engine import Fenced, StoreUnavailable, open_engine
@@ -78,7 +79,7 @@ class Manager:
                 await self._stand()
                 await asyncio.sleep(PAUSE_SECONDS)
         finally:
-            metrics.LEADING.set(0)
+            metrics.forget()
             await self._engine.dispose()
 
     async def _stand(self) -> None:
@@ -106,13 +107,13 @@ class Manager:
             cause = "deposed"
         except* StoreUnavailable as errors:
             cause = "database"
-            log.warning("database lost", error=str(errors.exceptions[0]))
+            log.warning("database lost", error=_first(errors))
         except* (ApiUnreachableError, ApiError, TimeoutError) as errors:
             cause = "api"
-            log.warning("API server lost", error=str(errors.exceptions[0]))
+            log.warning("API server lost", error=_first(errors))
         finally:
             self.health.leading, self.health.engine, self._term = False, None, None
-            metrics.LEADING.set(0)
+            metrics.forget()
             log.info("term over", epoch=epoch, cause=cause)
             await self._resign(epoch)
         metrics.TERMS_LOST.labels(cause).inc()
@@ -121,7 +122,7 @@ class Manager:
         world = World(BackOff(self._settings.back_off_first, self._settings.back_off_longest))
         writer = Writer(self._client, self._trusted)
         reporter = Reporter(world, writer, self._settings.identity, time.time)
-        engine = Engine(world=world, ledger=self._ledger, epoch=epoch, writer=writer, reporter=reporter, now=time.time)
+        engine: Engine
 
         def told(change: Callable[[T | None, T | None], None]) -> Callable[[T | None, T | None], None]:
             def on_change(old: T | None, new: T | None) -> None:
@@ -141,10 +142,21 @@ class Manager:
             Informer(self._client, f"{API}/queues", decode.queue, told(world.on_queue)),
             Informer(self._client, "/api/v1/nodes", decode.node, told(world.on_node)),
             Informer(self._client, jobs_path(), decode.job, told(world.on_job)),
-            Informer(self._client, pods_path(), decode.pod, told(world.on_pod)),
         ]
+        pods = Informer(self._client, pods_path(), decode.pod, told(world.on_pod))
+        informers.append(pods)
+        engine = Engine(
+            world=world,
+            ledger=self._ledger,
+            epoch=epoch,
+            writer=writer,
+            reporter=reporter,
+            created=lambda pod: pods.adopt(Item(f"{pod.namespace}/{pod.name}", pod.resource_version, pod)),
+            now=time.time,
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_leading(epoch))
+            group.create_task(self._show(epoch))
             for informer in informers:
                 group.create_task(informer.run())
             async with asyncio.timeout(SYNC_SECONDS):
@@ -169,7 +181,6 @@ class Manager:
                 if renewed is None:
                     raise Fenced(f"epoch {epoch} is over")
                 self._term = renewed
-                await self._show(epoch)
             except StoreUnavailable as error:
                 if not self._trusted():
                     raise
@@ -180,16 +191,30 @@ class Manager:
 
     async def _show(self, epoch: int) -> None:
         """Mirror the leader into a Lease, for people only; nothing reads it."""
-        now = datetime.now(UTC)
-        try:
-            await lease.show(
-                self._client, holder=self._settings.identity, epoch=epoch, seconds=self._settings.lease_seconds, now=now
-            )
-        except (ApiError, ApiUnreachableError) as error:
-            log.warning("lease not shown", error=str(error))
+        seconds = self._settings.lease_seconds
+        namespace = await asyncio.to_thread(namespace_of, self._settings.kubeconfig or None, None)
+        while True:
+            try:
+                await lease.show(
+                    self._client,
+                    namespace=namespace,
+                    holder=self._settings.identity,
+                    epoch=epoch,
+                    seconds=seconds,
+                    now=datetime.now(UTC),
+                )
+            except (ApiError, ApiUnreachableError) as error:
+                log.warning("lease not shown", error=str(error))
+            await asyncio.sleep(seconds / 4)
 
     async def _resign(self, epoch: int) -> None:
         try:
             await asyncio.shield(self._leadership.resign(epoch))
         except StoreUnavailable as error:
             log.warning("could not resign", error=str(error))
+
+
+def _first(errors: BaseException) -> str:
+    while isinstance(errors, BaseExceptionGroup):
+        errors = errors.exceptions[0]
+    return str(errors) or type(errors).__name__

@@ -70,15 +70,6 @@ class KubeClient:
         """The API server's address."""
         return self._host
 
-    @property
-    def namespace(self) -> str:
-        """The namespace of the pod this runs in, else ``default``."""
-        try:
-            with open(_SERVICE_ACCOUNT.replace("token", "namespace"), encoding="utf-8") as file:  # noqa: PTH123
-                return file.read().strip()
-        except OSError:
-            return "default"
-
     async def close(self) -> None:
         """Close all connections."""
         await self._api.close()
