@@ -100,6 +100,12 @@ def _settings(**flags: Any) -> "Settings":
 def _database(settings: "Settings") -> Iterator[str]:
     """Yield the URL of the database; an embedded one runs as long as the caller."""
     if settings.database_url:
+        from queuectl.store.engine import parse_url
+
+        try:
+            parse_url(settings.database_url)
+        except ValueError as error:
+            raise CommandError(str(error), Exit.USAGE) from error
         yield settings.database_url
         return
     if "KUBERNETES_SERVICE_HOST" in os.environ:
