@@ -1,27 +1,172 @@
 """The controller is killed between any two steps and started again: the same end, nothing doubled, nothing lost."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
+from queuectl.kube.client import KubeClient
+from queuectl.kube.names import GATE
 from queuectl.local.controlplane import Running
-from tests.support.proxy import Proxy, proxied
-from tests.support.stage import Stage
+from tests.support import ledger
+from tests.support.databases import Databases
+from tests.support.observer import observing
+from tests.support.proxy import Action, Match, Proxy, Then, proxied
+from tests.support.stage import Controller, Object, Stage
+
+PODS = 6
+
+_numbers = itertools.count(1)
 
 
-@pytest.fixture
-async def proxy(control_plane: Running, tmp_path: Path) -> AsyncIterator[Proxy]:
-    async with proxied(control_plane, tmp_path) as result:
-        yield result
+@dataclass(frozen=True)
+class Standing:
+    """Three nodes that one gang of the tests fills, and a controller to be killed."""
+
+    stage: Stage
+    proxy: Proxy
+    controller: Controller
+
+    def start(self) -> None:
+        if not self.controller.running:
+            self.controller.start()
+
+    def kill(self) -> Action:
+        async def do() -> Then:
+            self.controller.kill()
+            return Then.DROP
+
+        return do
+
+    def created(self, job: str) -> list[Object]:
+        """Return the metadata of each pod that the API server said to have created."""
+        answers = [a for a in self.proxy.answers if a.method == "POST" and "/pods" in a.path and a.status == 201]
+        made = [json.loads(answer.body)["metadata"] for answer in answers]
+        return [meta for meta in made if meta["name"].startswith(f"{job}-worker-")]
 
 
-async def test_through(stage: Stage, proxy: Proxy) -> None:
-    await stage.nodes(2)
-    await stage.queue(16)
-    controller = stage.controller(kubeconfig=proxy.kubeconfig)
-    controller.start()
-    await stage.submit("first", 4, 4, run_seconds=1)
-    await stage.until_phase("first", "Succeeded")
-    for a in proxy.answers:
-        print(a.method, a.path, a.status)
+@pytest.fixture(scope="module")
+async def standing(
+    kube: KubeClient, control_plane: Running, postgres: Databases, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Standing]:
+    folder = tmp_path_factory.mktemp("crash")
+    with postgres.migrated() as url:
+        async with proxied(control_plane, folder) as proxy:
+            stage = Stage(kube, control_plane.kubeconfig, url, folder, "crash")
+            await stage.open()
+            try:
+                await stage.nodes(3)
+                await stage.queue(24)
+                async with observing(stage):
+                    yield Standing(stage, proxy, stage.controller(kubeconfig=proxy.kubeconfig))
+            finally:
+                await stage.close()
+
+
+def says(phase: str) -> Callable[[str], Match]:
+    """Match the write of a status with this phase."""
+    wanted = f'"phase":"{phase}"'.encode()
+    return lambda job: lambda method, path, body: method == "PATCH" and f"/{job}/status" in path and wanted in body
+
+
+def creates(job: str) -> Match:
+    name = f'"name":"{job}-worker-'.encode()
+    return lambda method, path, body: method == "POST" and "/pods" in path and name in body
+
+
+def ungates(job: str) -> Match:
+    return lambda method, path, body: method == "PATCH" and f"/pods/{job}-worker-" in path and GATE.encode() in body
+
+
+def removes(_: str) -> Match:
+    return lambda method, path, _: method == "DELETE" and "/pods" in path
+
+
+def lets_go(job: str) -> Match:
+    return lambda method, path, body: method == "PATCH" and path.endswith(f"/{job}") and b"finalizers" in body
+
+
+@dataclass(frozen=True)
+class Case:
+    match: Callable[[str], Match]
+    nth: int = 1
+    when: Literal["before", "after"] = "before"
+
+
+CASES = {
+    "after the transaction": Case(says("Starting")),
+    "after Admitted": Case(says("Starting"), when="after"),
+    "before the first pod": Case(creates),
+    "before the third pod": Case(creates, 3),
+    "after the third pod": Case(creates, 3, "after"),
+    "after all pods": Case(creates, PODS, "after"),
+    "before the first gate": Case(ungates),
+    "before the third gate": Case(ungates, 3),
+    "after the third gate": Case(ungates, 3, "after"),
+    "after all gates": Case(ungates, PODS, "after"),
+    "before Running": Case(says("Running")),
+    "before Succeeded": Case(says("Succeeded")),
+    "after Succeeded": Case(says("Succeeded"), when="after"),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+async def test_a_job_runs_once_whenever_the_controller_dies(standing: Standing, case: Case) -> None:
+    stage, name = standing.stage, f"job-{next(_numbers)}"
+    rule = standing.proxy.on(case.match(name), nth=case.nth, when=case.when, do=standing.kill())
+    standing.start()
+    await stage.submit(name, PODS, 4, run_seconds=2)
+    await rule.until_fired()
+    standing.start()
+    job = await stage.until_phase(name, "Succeeded")
+    await ledger.until_free(stage)
+    assert job["status"]["attempt"] == 1
+    assert job["status"]["failures"] == 0
+    pods = await stage.pods(name)
+    assert sorted(pod["metadata"]["name"] for pod in pods) == [f"{name}-worker-1-{i}" for i in range(PODS)]
+    assert all(pod["status"]["phase"] == "Succeeded" for pod in pods)
+    # Nothing was made that is gone by now.
+    assert {pod["metadata"]["uid"] for pod in pods} == {meta["uid"] for meta in standing.created(name)}
+
+
+FREEING = {
+    "before pods are removed": Case(removes),
+    "after pods are removed": Case(removes, when="after"),
+}
+
+
+@pytest.mark.parametrize("case", FREEING.values(), ids=FREEING.keys())
+async def test_room_is_given_back_once_when_the_controller_dies_while_freeing_it(
+    standing: Standing, case: Case
+) -> None:
+    stage, name = standing.stage, f"job-{next(_numbers)}"
+    rule = standing.proxy.on(case.match(name), nth=case.nth, when=case.when, do=standing.kill())
+    standing.start()
+    slow = {"local.queuectl.dev/stop-after": "4s"}
+    await stage.submit(name, PODS, 4, annotations=slow, maxRunSeconds=1)
+    await stage.submit(f"{name}-next", PODS, 4, run_seconds=0)
+    await rule.until_fired()
+    standing.start()
+    first = await stage.until_phase(name, "Failed")
+    following = await stage.until_phase(f"{name}-next", "Succeeded")
+    assert first["status"]["reason"] == "MaxRunSecondsExceeded"
+    assert first["status"]["attempt"] == following["status"]["attempt"] == 1
+    assert await stage.pods(name) == []
+    await ledger.until_free(stage)
+
+
+async def test_a_job_is_gone_when_the_controller_dies_while_it_is_being_deleted(standing: Standing) -> None:
+    stage, name = standing.stage, f"job-{next(_numbers)}"
+    rule = standing.proxy.on(lets_go(name), do=standing.kill())
+    standing.start()
+    await stage.submit(name, 2, 4)
+    await stage.until_phase(name, "Running")
+    await stage.delete_job(name)
+    await rule.until_fired()
+    assert await stage.pods(name) == []
+    await ledger.until_free(stage)
+    standing.start()
+    await stage.until_gone(name)

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+LIMIT_SECONDS = 120.0  # generous: a machine may be busy with other things
 
 
-async def eventually(look: Callable[[], Awaitable[T | None]], what: str, *, seconds: float = 30.0) -> T:
+async def eventually(look: Callable[[], Awaitable[T | None]], what: str, *, seconds: float = LIMIT_SECONDS) -> T:
     """Return the first truthy value of `look`, or fail naming `what` was waited for and the last value seen."""
     deadline = time.monotonic() + seconds
     while True:

@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from queuectl.store.engine import open_engine
 from queuectl.store.ledger import Ledger
-from tests.support.eventually import eventually
+from tests.support.eventually import LIMIT_SECONDS, eventually
 from tests.support.stage import Stage
 
 _HELD = """
@@ -28,6 +28,15 @@ async def rows(stage: Stage, query: str, **values: Any) -> list[dict[str, Any]]:
         await engine.dispose()
 
 
+async def execute(stage: Stage, statement: str) -> None:
+    engine = open_engine(stage.database_url)
+    try:
+        async with engine.begin() as connection:
+            await connection.execute(text(statement))
+    finally:
+        await engine.dispose()
+
+
 async def audit(stage: Stage) -> list[str]:
     engine = open_engine(stage.database_url)
     try:
@@ -36,7 +45,7 @@ async def audit(stage: Stage) -> list[str]:
         await engine.dispose()
 
 
-async def until_free(stage: Stage, *, seconds: float = 30) -> None:
+async def until_free(stage: Stage, *, seconds: float = LIMIT_SECONDS) -> None:
     """Wait until nothing of the stage holds room; the ledger must never contradict itself on the way."""
     held: list[dict[str, Any]] = []
 

@@ -18,10 +18,11 @@ from aiohttp import web
 from yarl import URL
 
 from queuectl.local.controlplane import Running
-from tests.support.eventually import eventually
+from tests.support.eventually import LIMIT_SECONDS, eventually
 
 _HOP_BY_HOP = {"connection", "host", "keep-alive", "transfer-encoding", "content-length", "upgrade", "te", "trailer"}
 _KEPT_BODY = 64 * 2**20
+_FORBIDDEN = {"kind": "Status", "status": "Failure", "reason": "Forbidden", "message": "not today", "code": 403}
 
 
 class Then(Enum):
@@ -29,6 +30,7 @@ class Then(Enum):
 
     GO_ON = "it goes through, or its answer is given"
     DROP = "it is never forwarded, or its answer is lost"
+    REFUSE = "it is never forwarded, the answer is 403"
 
 
 Match = Callable[[str, str, bytes], bool]  # method, path with query, body
@@ -38,20 +40,20 @@ Action = Callable[[], Awaitable[Then | None]]
 @dataclass(eq=False)
 class Rule:
     match: Match
-    nth: int
+    nth: int  # 0: every time
     when: Literal["before", "after"]
     do: Action
     seen: int = 0
     fired: bool = False  # the action has begun
     done: bool = False  # the request is through, or dropped
 
-    async def until_fired(self, seconds: float = 30) -> None:
+    async def until_fired(self, seconds: float = LIMIT_SECONDS) -> None:
         async def look() -> bool:
             return self.fired
 
         await eventually(look, f"request {self.nth} ({self.seen} seen)", seconds=seconds)
 
-    async def until_done(self, seconds: float = 30) -> None:
+    async def until_done(self, seconds: float = LIMIT_SECONDS) -> None:
         async def look() -> bool:
             return self.done
 
@@ -74,22 +76,25 @@ class Proxy:
     server: str
     session: aiohttp.ClientSession
     answers: list[Answer] = field(default_factory=list)
+    refusing: bool = False  # as if nobody listened
     _rules: list[Rule] = field(default_factory=list)
 
     def on(self, match: Match, *, do: Action, nth: int = 1, when: Literal["before", "after"] = "before") -> Rule:
-        """Do something at the nth request, from now on, that matches."""
+        """Do something at the nth request, from now on, that matches; at each of them if nth is 0."""
         rule = Rule(match, nth, when, do)
         self._rules.append(rule)
         return rule
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        if self.refusing:
+            return _drop(request)
         body = await request.read()
         path = request.raw_path
         rules = [rule for rule in self._rules if rule.match(request.method, path, body)]
         due: list[Rule] = []
         for rule in rules:
             rule.seen += 1
-            if rule.seen == rule.nth:
+            if rule.nth in (0, rule.seen):
                 due.append(rule)
         try:
             return await self._through(request, path, body, due)
@@ -98,8 +103,11 @@ class Proxy:
                 rule.done = True
 
     async def _through(self, request: web.Request, path: str, body: bytes, due: list[Rule]) -> web.StreamResponse:
-        if not await _act(due, "before"):
-            return _drop(request)
+        match await _act(due, "before"):
+            case Then.DROP:
+                return _drop(request)
+            case Then.REFUSE:
+                return web.json_response(_FORBIDDEN, status=HTTPStatus.FORBIDDEN)
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
         try:
             async with self.session.request(
@@ -107,23 +115,25 @@ class Proxy:
             ) as answer:
                 back = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
                 if "watch=1" in path and answer.status == HTTPStatus.OK:
+                    self.answers.append(Answer(request.method, path, answer.status, b""))
                     return await _stream(request, answer, back)
                 content = await answer.read()
         except (aiohttp.ClientError, OSError):
             return _drop(request)  # the API server is down, and so the sender sees it
         self.answers.append(Answer(request.method, path, answer.status, content))
-        if not await _act(due, "after"):
+        if await _act(due, "after") is Then.DROP:
             return _drop(request)
         return web.Response(status=answer.status, headers=back, body=content)
 
 
-async def _act(rules: list[Rule], when: str) -> bool:
+async def _act(rules: list[Rule], when: str) -> Then:
     for rule in rules:
         if rule.when == when:
             rule.fired = True
-            if await rule.do() is Then.DROP:
-                return False
-    return True
+            then = await rule.do()
+            if then is not None and then is not Then.GO_ON:
+                return then
+    return Then.GO_ON
 
 
 async def _stream(request: web.Request, answer: aiohttp.ClientResponse, headers: dict[str, str]) -> web.StreamResponse:
