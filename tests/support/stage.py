@@ -13,7 +13,7 @@ from queuectl.kube.names import API, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes
 from tests.support import manifests
-from tests.support.eventually import eventually
+from tests.support.eventually import LIMIT_SECONDS, eventually
 
 Object = dict[str, Any]
 STAGE_LABEL = "stage.example.com/name"
@@ -79,7 +79,7 @@ class Controller:
         """End it as Kubernetes would."""
         self._end(signal.SIGTERM)
 
-    async def until_leading(self, *, seconds: float = 60) -> None:
+    async def until_leading(self, *, seconds: float = LIMIT_SECONDS) -> None:
         """Wait until it acts as the leader, for the first time since its latest start."""
 
         async def leads() -> bool:
@@ -122,7 +122,7 @@ class Stage:
 
     async def open(self) -> None:
         await self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
-        await self.create(manifests.flavor(self.name, nodeLabels={STAGE_LABEL: self.name}))
+        await self.flavor()
 
     async def close(self) -> None:
         """Remove all of it, without any controller's help."""
@@ -177,6 +177,10 @@ class Stage:
         labels = {STAGE_LABEL: self.name} | more.pop("labels", {})
         await create_nodes(self.client, [node_manifest(name, gpus=gpus, labels=labels, **more) for name in names])
         return names
+
+    async def flavor(self) -> None:
+        """Create the flavor of the stage's nodes."""
+        await self.create(manifests.flavor(self.name, nodeLabels={STAGE_LABEL: self.name}))
 
     async def queue(self, nominal: int, name: str = "", **spec: Any) -> str:
         """Create a queue with a quota of GPUs in the stage's flavor."""
@@ -252,7 +256,7 @@ class Stage:
     # Waiting
 
     async def until_job(
-        self, name: str, holds: Callable[[Object], object], what: str, *, seconds: float = 30
+        self, name: str, holds: Callable[[Object], object], what: str, *, seconds: float = LIMIT_SECONDS
     ) -> Object:
         """Wait until the job's status satisfies `holds`; return the job."""
         last: Object = {}
@@ -268,13 +272,13 @@ class Stage:
             logs = "\n".join(c.log.read_text()[-3000:] for c in (*self._controllers, *self._shared) if c.log.exists())
             raise AssertionError(f"{error}\nstatus: {last.get('status')}\n{logs}") from None
 
-    async def until_phase(self, name: str, *phases: str, seconds: float = 30) -> Object:
+    async def until_phase(self, name: str, *phases: str, seconds: float = LIMIT_SECONDS) -> Object:
         return await self.until_job(name, lambda s: s.get("phase") in phases, f"is {phases}", seconds=seconds)
 
-    async def until_reason(self, name: str, *reasons: str, seconds: float = 30) -> Object:
+    async def until_reason(self, name: str, *reasons: str, seconds: float = LIMIT_SECONDS) -> Object:
         return await self.until_job(name, lambda s: s.get("reason") in reasons, f"says {reasons}", seconds=seconds)
 
-    async def until_gone(self, name: str, *, seconds: float = 30) -> None:
+    async def until_gone(self, name: str, *, seconds: float = LIMIT_SECONDS) -> None:
         async def gone() -> bool:
             return await self.get_job(name) is None
 
