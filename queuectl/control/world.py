@@ -106,8 +106,14 @@ class World:
             self.flavors[new.name] = new
         elif old is not None:
             self.flavors.pop(old.name, None)
+        if new == old:
+            return
         self.fleet.forget_masks()
         self.touched |= self.attempts.keys()
+        name = (new or old).name  # type: ignore[union-attr]
+        self.changes.queues |= {
+            queue.name for queue in self.queues.values() if any(f == name for f, _ in queue.nominal)
+        }
 
     def on_priority_class(self, old: tuple[str, int] | None, new: tuple[str, int] | None) -> None:
         """Take in a changed PriorityClass."""
