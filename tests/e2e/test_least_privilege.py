@@ -54,7 +54,7 @@ async def test_the_service_account_of_the_base_is_enough_for_all_of_a_jobs_life(
         await stage.submit("fails", 2, 4, maxRunSeconds=1)
         await stage.until_phase("fails", "Failed")
         await stage.submit("waits", 4, 8)
-        await stage.until_reason("waits", "ExceedsQuota", "ExceedsCluster", "WaitingForNodes", "WaitingForQuota")
+        await stage.until_reason("waits", "ExceedsMaxQuota")
         for name in ("runs", "fails", "waits"):
             await stage.delete_job(name)
             await stage.until_gone(name)
