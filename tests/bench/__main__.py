@@ -1,0 +1,79 @@
+"""The benchmarks: `python -m tests.bench`. They print what they measure and assert nothing; see docs/benchmarks.md."""
+
+import argparse
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+
+import typer
+
+from tests.bench import decisions, gangs, shown
+from tests.bench.load import Load
+
+SIZE = Load()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what a run has started ends with it
+    options = _options(arguments)
+    result: dict[str, object] = {"machine": shown.machine()}
+    if not options.json:
+        typer.echo("machine: " + ", ".join(f"{name} {value}" for name, value in shown.machine().items()))
+    if options.only != "decisions":
+        load = Load(gangs=options.gangs, pods=options.pods, gpus=options.gpus, nodes=options.nodes)
+        runs = list(_runs(load, options.connections, options.rounds))
+        result["gangs"] = summary = shown.summary(runs, load)
+        if not options.json:
+            typer.echo(f"\n{shown.gangs_table(summary)}")
+    if options.only != "gangs":
+        found = []
+        for size in decisions.measure(options.sizes, options.events):
+            _say(f"decided: {size.nodes} nodes, {size.gangs} waiting")
+            found.append(shown.decisions_figures(size))
+        result["decisions"] = found
+        if not options.json:
+            typer.echo(f"\n{shown.decisions_table(found)}")
+    if options.json:
+        typer.echo(json.dumps(result, indent=2))
+
+
+def _runs(load: Load, connections: list[int], rounds: int) -> Iterator[gangs.Run]:
+    """Measure every kind in each round, one after the other, so that a drift of the machine's speed meets all."""
+    for number in range(1, rounds + 1):
+        for kind in (0, *connections):
+            run = asyncio.run(gangs.by_bare_client(load, kind) if kind else gangs.by_controller(load))
+            _say(f"round {number} of {rounds}, {run.kind}: {load.total} pods running in {run.all_running:.2f} s")
+            yield run
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _size(text: str) -> tuple[int, int]:
+    nodes, _, waiting = text.partition("x")
+    return int(nodes), int(waiting)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--only", choices=("gangs", "decisions"), help="one of the two benchmarks")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--gangs", type=int, default=SIZE.gangs)
+    parser.add_argument("--pods", type=int, default=SIZE.pods, help="of a gang")
+    parser.add_argument("--gpus", type=int, default=SIZE.gpus, help="of a pod")
+    parser.add_argument("--nodes", type=int, default=SIZE.nodes, help="simulated ones, of 8 GPUs")
+    parser.add_argument(
+        "--connections", type=int, nargs="*", default=list(gangs.CONNECTIONS), help="of the bare client, one run each"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="runs of each kind; medians are shown")
+    parser.add_argument(
+        "--sizes", type=_size, nargs="+", default=decisions.SIZES, metavar="NODESxWAITING", help="to decide upon"
+    )
+    parser.add_argument("--events", type=int, default=decisions.EVENTS, help="to decide after, at each size")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()
