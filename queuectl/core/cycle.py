@@ -1,5 +1,6 @@
 """START HERE: one admission cycle, from a snapshot to a plan."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from queuectl.core import fit, quota
@@ -9,12 +10,9 @@ from queuectl.model.plan import Admission, Plan
 from queuectl.model.reasons import Reason, Why, why
 
 MAX_ADMISSIONS = 500  # of one transaction
-MAX_PLACEMENTS = 10_000
+MAX_PLACEMENTS = 10_000  # of one transaction; a single gang may have more
 
-# Waits that only an admin or the user can end; they do not make a StrictFIFO head block its queue.
-HOPELESS = {Reason.EXCEEDS_MAX_QUOTA, Reason.NO_MATCHING_FLAVOR}
-
-# Which reason is told when flavors fail for different ones: the one that came furthest.
+# Why a gang that quota and nodes refuse waits. When its flavors fail for different reasons, the last of these is told.
 _FURTHEST = (
     Reason.NO_MATCHING_FLAVOR,
     Reason.EXCEEDS_MAX_QUOTA,
@@ -22,6 +20,9 @@ _FURTHEST = (
     Reason.WAITING_FOR_QUOTA,
     Reason.WAITING_FOR_NODES,
 )
+# The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it.
+# Nodes come and go by themselves, so a gang that is too big for today's nodes keeps its place.
+_BLOCKING = {Reason.EXCEEDS_CLUSTER, Reason.WAITING_FOR_QUOTA, Reason.WAITING_FOR_NODES}
 
 
 def pending_key(gang: Gang) -> tuple[int, float, int, str]:
@@ -34,29 +35,30 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
 
     Pure: the same snapshot gives the same plan. ``now`` is in Unix seconds.
     """
+    snapshot = replace(snapshot, fleet=snapshot.fleet.snapshot(), usage=dict(snapshot.usage))
     admissions: list[Admission] = []
     waits: dict[str, Why] = {}
     positions: dict[str, int] = {}
     failed_shapes: dict[object, Why] = {}
     blocked: dict[str, str] = {}  # StrictFIFO queue → its head
     ahead: dict[str, int] = {}
-    placements = 0
+    room = MAX_PLACEMENTS
     for gang in sorted(snapshot.waiting, key=pending_key):
-        verdict = _not_yet(snapshot, gang, now) or _behind(blocked, gang) or failed_shapes.get(gang.shape)
-        if verdict is None:
-            if len(admissions) >= MAX_ADMISSIONS or placements >= MAX_PLACEMENTS:
-                verdict = why(Reason.PENDING)
-            else:
-                result = admit(snapshot, gang)
-                if isinstance(result, Admission):
+        wait = _not_yet(snapshot, gang, now) or _behind(blocked, gang) or failed_shapes.get(gang.shape)
+        if wait is None:
+            full = len(admissions) == MAX_ADMISSIONS or room <= 0
+            result = why(Reason.PENDING) if full else admit(snapshot, gang)
+            if isinstance(result, Admission):
+                room -= len(result.placements)
+                if room >= 0 or not admissions:
                     snapshot.assume(gang, result)
                     admissions.append(result)
-                    placements += len(result.placements)
                     continue
-                verdict = failed_shapes[gang.shape] = result
-        waits[gang.uid] = verdict
+                result = why(Reason.PENDING)  # the cycle is full; this gang is tried first in the next
+            wait = failed_shapes[gang.shape] = result
+        waits[gang.uid] = wait
         positions[gang.uid] = ahead[gang.queue] = ahead.get(gang.queue, 0) + 1
-        if _blocks(snapshot, gang, verdict):
+        if wait.reason in _BLOCKING and snapshot.queues[gang.queue].order is QueueOrder.STRICT_FIFO:
             blocked.setdefault(gang.queue, f"{gang.namespace}/{gang.name}")
     wake_at = min((g.not_before for g in snapshot.waiting if g.not_before > now), default=None)
     return Plan(tuple(admissions), waits, positions, wake_at)
@@ -68,10 +70,15 @@ def admit(snapshot: Snapshot, gang: Gang) -> Admission | Why:
     best: Why | None = None
     for flavors in quota.flavor_choices(snapshot, queue, gang):
         charged = quota.check(snapshot, queue, gang, flavors)
-        found = charged if isinstance(charged, Why) else fit.place(snapshot.fleet, gang, flavors)
-        if isinstance(charged, dict) and isinstance(found, tuple):
-            return Admission(gang.uid, found, charged)
-        if isinstance(found, Why) and (best is None or _FURTHEST.index(found.reason) > _FURTHEST.index(best.reason)):
+        if isinstance(charged, Why):
+            waits = charged.reason is Reason.WAITING_FOR_QUOTA
+            found = (fit.exceeds_cluster(snapshot.fleet, gang, flavors) if waits else None) or charged
+        else:
+            placed = fit.place(snapshot.fleet, gang, flavors)
+            if not isinstance(placed, Why):
+                return Admission(gang.uid, placed, charged)
+            found = placed
+        if best is None or _FURTHEST.index(found.reason) > _FURTHEST.index(best.reason):
             best = found
     return best or quota.no_flavor(snapshot, queue, gang)
 
@@ -96,13 +103,3 @@ def _clock(unix: float) -> str:
 def _behind(blocked: dict[str, str], gang: Gang) -> Why | None:
     head = blocked.get(gang.queue)
     return why(Reason.BEHIND_HEAD, queue=gang.queue, head=head) if head else None
-
-
-def _blocks(snapshot: Snapshot, gang: Gang, verdict: Why) -> bool:
-    queue = snapshot.queues.get(gang.queue)
-    return (
-        queue is not None
-        and queue.order is QueueOrder.STRICT_FIFO
-        and verdict.reason in _FURTHEST
-        and verdict.reason not in HOPELESS
-    )

@@ -9,15 +9,27 @@ from queuectl.core.fleet import Fleet, Mask, Matrix, Requests
 from queuectl.model.objects import Flavor, Gang, Role
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import format_quantity
+from queuectl.model.resources import format_quantity, is_extended
+
+_MANY = 2**30  # pods that a node could hold at most, so that sums over nodes can't overflow
 
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """How far a role came: ``found`` of its pods would fit."""
+    """How far the placing of a gang came: it ended at ``role``, of which not all pods fit on ``nodes`` nodes."""
 
     role: Role
+    flavor: Flavor
+    nodes: int
     found: int
+    lacks: str
+
+    def because(self, reason: Reason) -> Why:
+        """Return it as a reason."""
+        return why(
+            reason, role=self.role.name, flavor=self.flavor.name, nodes=self.nodes, found=self.found,
+            need=self.role.pods, short=self.lacks,
+        )  # fmt: skip
 
 
 def place(fleet: Fleet, gang: Gang, flavors: Mapping[str, Flavor]) -> tuple[Placement, ...] | Why:
@@ -25,23 +37,18 @@ def place(fleet: Fleet, gang: Gang, flavors: Mapping[str, Flavor]) -> tuple[Plac
 
     Roles are placed one by one, those with the largest pods first. A role goes to as few nodes as possible: the
     emptiest first, the last one as tight as possible (largest-first bin covering with a best-fit tail), so that
-    small gangs fill up broken nodes and whole nodes stay whole.
+    small gangs fill up broken nodes and whole nodes stay whole. Of equal nodes the first by name is taken.
     """
-    free = fleet.free()
-    result = _place_in(fleet, free, gang, flavors)
-    if not isinstance(result, Short):
-        return result
-    role, flavor = result.role, flavors[result.role.name]
-    empty = _place_in(fleet, fleet.allocatable().copy(), gang, flavors)
-    if isinstance(empty, Short):
-        return why(
-            Reason.EXCEEDS_CLUSTER, found=empty.found, need=empty.role.pods, role=empty.role.name,
-            flavor=flavors[empty.role.name].name,
-        )  # fmt: skip
-    return why(
-        Reason.WAITING_FOR_NODES, found=result.found, need=role.pods, role=role.name, flavor=flavor.name,
-        short=_scarcest(fleet, free, fleet.mask(flavor, role.constraints), role),
-    )  # fmt: skip
+    found = _place_in(fleet, fleet.free(), gang, flavors)
+    if isinstance(found, Short):
+        return exceeds_cluster(fleet, gang, flavors) or found.because(Reason.WAITING_FOR_NODES)
+    return found
+
+
+def exceeds_cluster(fleet: Fleet, gang: Gang, flavors: Mapping[str, Flavor]) -> Why | None:
+    """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
+    found = _place_in(fleet, fleet.allocatable().copy(), gang, flavors)
+    return found.because(Reason.EXCEEDS_CLUSTER) if isinstance(found, Short) else None
 
 
 def _place_in(fleet: Fleet, free: Matrix, gang: Gang, flavors: Mapping[str, Flavor]) -> tuple[Placement, ...] | Short:
@@ -49,10 +56,12 @@ def _place_in(fleet: Fleet, free: Matrix, gang: Gang, flavors: Mapping[str, Flav
     placements: list[Placement] = []
     for role in sorted(gang.roles, key=_largest_first):
         flavor = flavors[role.name]
-        counts = _pods_per_node(fleet, free, fleet.mask(flavor, role.constraints), role.requests)
-        rows = _choose(counts, role.pods)
+        mask = fleet.mask(flavor, role.constraints)
+        counts = _pods_per_node(fleet, free, mask, role.requests)
+        rows = _choose(counts, fleet.by_name(), role.pods)
         if rows is None:
-            return Short(role, int(counts.sum()))
+            found = int(counts.sum())
+            return Short(role, flavor, int(mask.sum()), found, _lacks(fleet, free, mask, role, found))
         columns, amounts = fleet.columns(role.requests) or ([], np.zeros(0, np.int64))
         for row, pods in rows:
             free[row, columns] -= amounts * pods
@@ -60,8 +69,10 @@ def _place_in(fleet: Fleet, free: Matrix, gang: Gang, flavors: Mapping[str, Flav
     return tuple(placements)
 
 
-def _largest_first(role: Role) -> tuple[tuple[tuple[str, int], ...], str]:
-    return tuple(sorted((resource, -amount) for resource, amount in role.requests if "/" in resource)), role.name
+def _largest_first(role: Role) -> tuple[int, int, int, str]:
+    asks = dict(role.requests)
+    devices = sum(amount for resource, amount in role.requests if is_extended(resource))
+    return -devices, -asks.get("cpu", 0), -asks.get("memory", 0), role.name
 
 
 def _pods_per_node(fleet: Fleet, free: Matrix, mask: Mask, requests: Requests) -> Matrix:
@@ -69,33 +80,37 @@ def _pods_per_node(fleet: Fleet, free: Matrix, mask: Mask, requests: Requests) -
     if wanted is None:
         return np.zeros(len(mask), np.int64)
     columns, amounts = wanted
-    counts = (free[:, columns] // amounts).min(axis=1)
+    counts = (free[:, columns] // amounts).min(axis=1, initial=_MANY)
     return np.where(mask, np.maximum(counts, 0), 0)
 
 
-def _choose(counts: Matrix, pods: int) -> list[tuple[int, int]] | None:
+def _choose(counts: Matrix, by_name: Matrix, pods: int) -> list[tuple[int, int]] | None:
     """Return (row, pods there), or None when the counts don't suffice."""
     if int(counts.sum()) < pods:
         return None
-    order = np.argsort(-counts, kind="stable")
+    order = by_name[np.argsort(-counts[by_name], kind="stable")]
     ordered = counts[order]
-    before = np.concatenate(([0], np.cumsum(ordered)[:-1]))  # pods on the nodes ahead
+    before = np.cumsum(ordered) - ordered  # pods on the nodes ahead
     # The first node that could take all that is left ends the series; a tighter one may take its part.
     last = int(np.argmax(ordered >= pods - before))
     rest = pods - int(before[last])
-    tightest = last + int(np.flatnonzero(ordered[last:] >= rest)[-1])
-    rows = [(int(row), int(count)) for row, count in zip(order[:last], ordered[:last], strict=True)]
-    return [*rows, (int(order[tightest]), rest)]
+    tight = ordered[last:][ordered[last:] >= rest][-1]
+    tail = last + int(np.argmax(ordered[last:] == tight))
+    return [*zip(order[:last].tolist(), ordered[:last].tolist(), strict=True), (int(order[tail]), rest)]
 
 
-def _scarcest(fleet: Fleet, free: Matrix, mask: Mask, role: Role) -> str:
-    """Say of which resource the nodes that the role may use have the fewest pods' worth."""
+def _lacks(fleet: Fleet, free: Matrix, mask: Mask, role: Role, found: int) -> str:
+    """Say what keeps the missing pods out: the resource that is good for the fewest pods, or their combination."""
     worth = {
         resource: int(_pods_per_node(fleet, free, mask, [(resource, amount)]).sum())
         for resource, amount in role.requests
     }
-    scarcest = min(worth, key=lambda resource: (worth[resource], "/" not in resource, resource))
-    if worth[scarcest] >= role.pods:
-        return "nodes with all of it free together"
-    each = dict(role.requests)[scarcest]
-    return f"{format_quantity(scarcest, each * (role.pods - worth[scarcest]))} {scarcest}"
+    scarcest = min(worth, key=lambda resource: (worth[resource], not is_extended(resource), resource))
+    missing = role.pods - worth[scarcest]
+    if missing <= 0:
+        return f"{_places(role.pods - found)} with all that a pod requests on one node"
+    return f"{_places(missing)} with {format_quantity(scarcest, dict(role.requests)[scarcest])} {scarcest}"
+
+
+def _places(count: int) -> str:
+    return "1 place" if count == 1 else f"{count} places"

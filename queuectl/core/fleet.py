@@ -16,7 +16,8 @@ Matrix = npt.NDArray[np.int64]  # (nodes, resources)
 Mask = npt.NDArray[np.bool_]  # (nodes,)
 Requests = Iterable[tuple[str, int]]
 
-AMOUNT_LIMIT = 2**60  # amounts saturate here, so that the sums of a node can't overflow
+AMOUNT_LIMIT = 2**52  # amounts saturate here, so that the sum of 2,000 pods on a node can't overflow
+MAX_MASKS = 4096  # kept at most, a byte per node each
 
 
 class Fleet:
@@ -32,12 +33,21 @@ class Fleet:
         self._others: Matrix = np.zeros((0, 0), np.int64)
         self._reserved: Matrix = np.zeros((0, 0), np.int64)
         self._masks: dict[tuple[Flavor, Constraints], Mask] = {}
+        self._by_name: Matrix | None = None  # rows in order of name; None when names have come or gone
 
     def snapshot(self) -> Self:
-        """Return a copy in which reserving changes nothing here; all else is shared, so use it at once."""
+        """Return a copy in which reserving changes nothing here; what nodes have is shared, so use it at once."""
+        self.by_name()  # for the copy too
         copy = type(self)()
-        copy.__dict__.update(self.__dict__)
-        copy._reserved = self._reserved.copy()  # noqa: SLF001 - of the same class
+        # Kept masks stay shared: what one finds out serves the other.
+        copy.__dict__.update(
+            self.__dict__,
+            _rows=self._rows.copy(),
+            _columns=self._columns.copy(),
+            _nodes=self._nodes.copy(),
+            _unused=self._unused.copy(),
+            _reserved=self._reserved.copy(),
+        )
         return copy
 
     def set_node(self, node: Node) -> None:
@@ -46,7 +56,7 @@ class Fleet:
         self._nodes[row] = node
         columns = [self._column(resource) for resource in node.allocatable]  # may replace the matrices
         self._allocatable[row] = 0
-        self._allocatable[row, columns] = [min(amount, AMOUNT_LIMIT) for amount in node.allocatable.values()]
+        self._allocatable[row, columns] = [max(0, min(amount, AMOUNT_LIMIT)) for amount in node.allocatable.values()]
         for (flavor, constraints), mask in self._masks.items():
             mask[row] = eligible(node, flavor, constraints)
 
@@ -86,6 +96,8 @@ class Fleet:
         """Return which rows pods of these constraints may use; kept, so not to be written."""
         key = (flavor, constraints)
         if key not in self._masks:
+            if len(self._masks) >= MAX_MASKS:
+                del self._masks[next(iter(self._masks))]
             self._masks[key] = np.array(
                 [node is not None and eligible(node, flavor, constraints) for node in self._nodes], np.bool_
             )
@@ -96,11 +108,17 @@ class Fleet:
         self._masks.clear()
 
     def columns(self, requests: Requests) -> tuple[list[int], Matrix] | None:
-        """Return columns and amounts of a request; None when no node ever offered one of its resources."""
-        wanted = dict(requests)
+        """Return columns and amounts, above zero, of a request; None when no node ever offered a resource of it."""
+        wanted = {resource: _saturated(amount) for resource, amount in requests if amount > 0}
         if not wanted.keys() <= self._columns.keys():
             return None
         return [self._columns[resource] for resource in wanted], np.array(list(wanted.values()), np.int64)
+
+    def by_name(self) -> Matrix:
+        """Return the rows in order of their nodes' names, so that a plan does not depend on the order of events."""
+        if self._by_name is None:
+            self._by_name = np.array([row for _, row in sorted(self._rows.items())], np.int64)
+        return self._by_name
 
     def name(self, row: int) -> str:
         """Return the name of the node in a row that a mask allows."""
@@ -138,8 +156,8 @@ class Fleet:
         return Place.CROWDED if bool((held & short).any()) else Place.GOOD
 
     def _at(self, name: str, requests: Requests, count: int) -> tuple[int, list[int], Matrix]:
-        wanted = dict(requests)
-        row, columns = self._row(name), [self._column(resource) for resource in wanted]
+        wanted = {resource: _saturated(amount) for resource, amount in requests}
+        row, columns = self._row(name), [self._column(resource) for resource in wanted]  # may replace the matrices
         return row, columns, np.array(list(wanted.values()), np.int64) * count
 
     def _row(self, name: str) -> int:
@@ -149,6 +167,7 @@ class Fleet:
         if not self._unused:
             self._resize(max(16, 2 * len(self._nodes)), self._reserved.shape[1])
         row = self._rows[name] = self._unused.pop()
+        self._by_name = None
         return row
 
     def _column(self, resource: str) -> int:
@@ -172,3 +191,8 @@ class Fleet:
         if self._nodes[row] is None and not self._others[row].any() and not self._reserved[row].any():
             del self._rows[name]
             self._unused.append(row)
+            self._by_name = None
+
+
+def _saturated(amount: int) -> int:
+    return min(amount, AMOUNT_LIMIT + 1)  # more than any node has

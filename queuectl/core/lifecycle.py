@@ -1,5 +1,6 @@
 """How an attempt goes on: from its state and its pods to the next move, if one is due. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -49,13 +50,25 @@ def next_move(view: View) -> Move | None:
     RESERVED and CREATED are left forwards by the executor only, which has just written all pods; every other
     move follows from what is observed.
     """
-    attempt = view.attempt
-    if attempt.state is AttemptState.ENDING:
-        return Move(attempt.uid, attempt.number, AttemptState.ENDED) if not holding(view) else None
-    end = _deleted(view) or _changed(view) or _finished(view) or _pod_fault(view) or _place_lost(view) or _late(view)
+    attempt, job = view.attempt, view.job
+    match attempt.state:
+        case AttemptState.ENDED:
+            return None
+        case AttemptState.ENDING:
+            return None if holding(view) else Move(attempt.uid, attempt.number, AttemptState.ENDED)
+    if job is None or job.deleting:
+        end: End | None = End(why(Reason.DELETED), Outcome.DELETED)
+    else:
+        end = (
+            _changed(view, job)
+            or _finished(view, job)
+            or _pod_fault(view, job)
+            or _place_lost(view)
+            or _late(view, job)
+        )
     if end is not None:
         return Move(attempt.uid, attempt.number, AttemptState.ENDING, end)
-    if attempt.state is AttemptState.UNGATED and len(view.pods) == _wanted(attempt) == ready(view.pods.values()):
+    if attempt.state is AttemptState.UNGATED and ready(_members(view)) == len(_keys(attempt)):
         return Move(attempt.uid, attempt.number, AttemptState.RUNNING)
     return None
 
@@ -94,78 +107,81 @@ def refused(view: View, pod: str, problem: str, *, permanent: bool) -> End:
     return _again_later(view, why(Reason.PODS_REFUSED, pod=pod, problem=problem))
 
 
-def _deleted(view: View) -> End | None:
-    if view.job is None or view.job.deleting:
-        return End(why(Reason.DELETED), Outcome.DELETED)
-    return None
-
-
-def _changed(view: View) -> End | None:
+def _changed(view: View, job: Job) -> End | None:
     gated = view.attempt.state in {AttemptState.RESERVED, AttemptState.CREATED}
-    if gated and view.job is not None and view.job.generation != view.attempt.generation:
+    if gated and job.generation != view.attempt.generation:
         return End(why(Reason.SPEC_CHANGED), Outcome.REQUEUE)
     return None
 
 
-def _finished(view: View) -> End | None:
-    if view.job is None or view.attempt.state not in {AttemptState.UNGATED, AttemptState.RUNNING}:
+def _finished(view: View, job: Job) -> End | None:
+    if view.attempt.state not in {AttemptState.UNGATED, AttemptState.RUNNING}:
         return None
-    needed = {role.name: role.pods for role in view.job.gang.roles if role.must_succeed}
-    done = sum(1 for (role, _), pod in view.pods.items() if role in needed and pod.phase == "Succeeded")
-    if needed and done == sum(needed.values()):
+    roles = {role.name for role in job.gang.roles if role.must_succeed}
+    needed = [view.pods.get(key) for key in _keys(view.attempt) if key[0] in roles]
+    if needed and all(pod is not None and pod.phase == "Succeeded" for pod in needed):
         return End(why(Reason.SUCCEEDED), Outcome.SUCCEEDED, exit_code=0)
-    limit = view.job.max_run_seconds
-    if limit and view.attempt.running_at is not None and view.now >= view.attempt.running_at + limit:
+    limit, since = job.max_run_seconds, view.attempt.running_at
+    if limit and since is not None and view.now >= since + limit:
         return End(why(Reason.MAX_RUN_SECONDS_EXCEEDED, seconds=limit), Outcome.FAILED, exit_code=124)
     return None
 
 
-def _pod_fault(view: View) -> End | None:
+def _pod_fault(view: View, job: Job) -> End | None:
+    """Return the end that faulty pods cause. What was done to a pod goes before what it did: peers fail of it."""
     if view.attempt.state is AttemptState.RESERVED:
         return None
-    gone = {node for node, place in view.places.items() if place is Place.GONE}
-    for pod in sorted(view.pods.values(), key=lambda pod: (pod.role, pod.index)):
+    pods = _members(view)
+    for pod in pods:
         if pod.disrupted and (pod.phase == "Failed" or pod.deleting):
             return _again_later(view, why(Reason.POD_DISRUPTED, pod=pod.name, problem=pod.disrupted))
+    missing = len(pods) < len(_keys(view.attempt))
+    for node in sorted(node for node, place in view.places.items() if place is Place.GONE):
+        if missing or any(pod.node == node and not pod.ended for pod in pods):
+            return End(why(Reason.NODE_LOST, node=node), Outcome.REQUEUE)
+    for role, index in _keys(view.attempt):
+        lost = view.pods.get((role, index))
+        if lost is None or (lost.deleting and not lost.ended):
+            return _again_later(view, why(Reason.POD_LOST, pod=lost.name if lost else f"{role}-{index}"))
+    for pod in pods:
         if pod.phase == "Failed":
-            return _failed(view, why(Reason.POD_FAILED, pod=pod.name, code=pod.exit_code), pod.exit_code)
-        if pod.node in gone and not pod.ended:
-            return End(why(Reason.NODE_LOST, node=pod.node), Outcome.REQUEUE)
-        if pod.deleting and not pod.ended:
-            return _again_later(view, why(Reason.POD_LOST, pod=pod.name))
-    missing = _missing(view)
-    return _again_later(view, why(Reason.POD_LOST, pod=missing)) if missing else None
+            return _failed(view, job, pod)
+    return None
 
 
 def _place_lost(view: View) -> End | None:
     if view.attempt.state not in _STARTING:
         return None
-    unbound = {placement.node for placement in view.attempt.placements}
+    waiting: Counter[str] = Counter()  # pods that have yet to be bound, by node
+    for placement in view.attempt.placements:
+        waiting[placement.node] += placement.pods
     if view.attempt.state is AttemptState.UNGATED:
-        unbound -= {node for node in unbound if _bound(view, node)}
-    for node in sorted(unbound):
-        if (place := view.places[node]) is not Place.GOOD:
+        waiting.subtract(pod.node for pod in _members(view))
+    for node, place in sorted(view.places.items()):
+        if waiting[node] > 0 and place is not Place.GOOD:
             return End(why(Reason.PLACE_LOST, node=node, problem=_LOST[place]), Outcome.REQUEUE)
     return None
 
 
-def _late(view: View) -> End | None:
-    if view.job is None or view.attempt.state not in _STARTING:
+def _late(view: View, job: Job) -> End | None:
+    due = deadline(view.attempt, job)
+    if view.attempt.state not in _STARTING or due is None or view.now < due:
         return None
-    seconds = view.job.start_deadline_seconds
-    if view.now < view.attempt.admitted_at + seconds:
-        return None
-    facts = {"ready": ready(view.pods.values()), "pods": _wanted(view.attempt), "seconds": seconds}
+    facts = {
+        "ready": ready(_members(view)), "pods": len(_keys(view.attempt)), "seconds": job.start_deadline_seconds,
+    }  # fmt: skip
     return _again_later(view, why(Reason.PODS_READY_TIMEOUT, **facts))
 
 
-def _failed(view: View, cause: Why, exit_code: int | None) -> End:
-    failures, limit = view.workload.failures + 1, view.job.backoff_limit if view.job else 0
-    if failures > limit:
-        facts = {"failures": failures, "limit": limit, "cause": str(cause)}
-        return End(why(Reason.BACKOFF_LIMIT_EXCEEDED, **facts), Outcome.FAILED, charged=True, exit_code=exit_code)
+def _failed(view: View, job: Job, pod: Pod) -> End:
+    code = "unknown" if pod.exit_code is None else pod.exit_code
+    cause = why(Reason.POD_FAILED, pod=pod.name, code=code)
+    failures = view.workload.failures + 1
+    if failures > job.backoff_limit:
+        facts = {"failures": failures, "limit": job.backoff_limit, "cause": str(cause)}
+        return End(why(Reason.BACKOFF_LIMIT_EXCEEDED, **facts), Outcome.FAILED, charged=True, exit_code=pod.exit_code)
     not_before = view.back_off.until(view.now, failures)
-    return End(cause, Outcome.REQUEUE, not_before, charged=True, exit_code=exit_code)
+    return End(cause, Outcome.REQUEUE, not_before, charged=True, exit_code=pod.exit_code)
 
 
 def _again_later(view: View, cause: Why) -> End:
@@ -173,18 +189,12 @@ def _again_later(view: View, cause: Why) -> End:
     return End(cause, Outcome.REQUEUE, not_before, late=True)
 
 
-def _wanted(attempt: Attempt) -> int:
-    return sum(placement.pods for placement in attempt.placements)
+def _keys(attempt: Attempt) -> list[PodKey]:
+    """Return the keys of all pods that the gang must have, in order."""
+    roles = total({placement.role: placement.pods} for placement in attempt.placements)
+    return [(role, index) for role in sorted(roles) for index in range(roles[role])]
 
 
-def _bound(view: View, node: str) -> bool:
-    wanted = sum(p.pods for p in view.attempt.placements if p.node == node)
-    return sum(1 for pod in view.pods.values() if pod.node == node) >= wanted
-
-
-def _missing(view: View) -> str | None:
-    if len(view.pods) == _wanted(view.attempt):
-        return None
-    roles = total({placement.role: placement.pods} for placement in view.attempt.placements)
-    lost = ((role, index) for role, pods in roles.items() for index in range(pods) if (role, index) not in view.pods)
-    return "-".join(map(str, next(lost, ("unknown",))))
+def _members(view: View) -> list[Pod]:
+    """Return those of the gang's pods that exist, in order; a pod that only bears its labels is none."""
+    return [view.pods[key] for key in _keys(view.attempt) if key in view.pods]

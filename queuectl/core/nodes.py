@@ -1,14 +1,18 @@
 """Which nodes a role's pods may use, by kube-scheduler's own rules."""
 
+import re
 from collections.abc import Mapping
 
 from queuectl.model.objects import Constraints, Flavor, Node, NodeTerm, Requirement, Taint, Toleration
+
+_INTEGER = re.compile("[+-]?[0-9]+")  # as Go parses it: no blanks, no underscores, and 64 bits
 
 
 def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
     """Tell whether kube-scheduler would let such a pod onto the node, room aside.
 
-    Flavor labels, node selector, required node affinity, taints, ``unschedulable`` and readiness.
+    Flavor labels, node selector, required node affinity and taints. Stricter in one thing: a node that is cordoned
+    or not ready gets no gang, whatever the pods tolerate.
     """
     return (
         node.ready
@@ -27,9 +31,10 @@ def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
 def _tolerates(toleration: Toleration, taint: Taint) -> bool:
     if toleration.effect and toleration.effect != taint.effect:
         return False
-    if not toleration.key:  # an empty key with Exists tolerates everything
-        return toleration.operator == "Exists"
-    return toleration.key == taint.key and (toleration.operator == "Exists" or toleration.value == taint.value)
+    if toleration.key and toleration.key != taint.key:  # an empty key stands for every key
+        return False
+    # Gt and Lt are alpha and off: kube-scheduler then lets them match nothing.
+    return toleration.operator == "Exists" or (toleration.operator == "Equal" and toleration.value == taint.value)
 
 
 def _term_matches(term: NodeTerm, node: Node) -> bool:
@@ -52,17 +57,18 @@ def _holds(requirement: Requirement, labels: Mapping[str, str]) -> bool:
         case "DoesNotExist":
             holds = value is None
         case "Gt":
-            holds = _difference(value, requirement) > 0
+            holds = _difference(value, requirement.values) > 0
         case "Lt":
-            holds = _difference(value, requirement) < 0
+            holds = _difference(value, requirement.values) < 0
         case _:
             holds = False
     return holds
 
 
-def _difference(value: str | None, requirement: Requirement) -> int:
-    """Return label minus bound; 0, which no operator accepts, when either is not an integer."""
-    try:
-        return int(value or "") - int(requirement.values[0])
-    except (ValueError, IndexError):
+def _difference(label: str | None, bounds: tuple[str, ...]) -> int:
+    """Return label minus bound; 0, which no operator accepts, unless both are integers and the bound is one."""
+    texts = (label or "", *bounds)
+    if len(texts) != 2 or not all(_INTEGER.fullmatch(text) for text in texts):  # noqa: PLR2004 - a label, a bound
         return 0
+    number, bound = map(int, texts)
+    return number - bound if max(abs(number), abs(bound)) < 2**63 else 0

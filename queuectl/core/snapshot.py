@@ -12,7 +12,7 @@ QuotaKey = tuple[str, str, str]  # queue, flavor, resource
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What ``plan`` decides upon. ``fleet`` and ``usage`` belong to the cycle and change as gangs are assumed."""
+    """What ``plan`` decides upon. A cycle works on copies of ``fleet`` and ``usage``, in which it assumes gangs."""
 
     queues: Mapping[str, Queue]
     flavors: Mapping[str, Flavor]

@@ -56,7 +56,7 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Pods of a gang that share a template. ``requests`` is per pod, sorted by resource."""
+    """Pods of a gang that share a template. ``requests`` is per pod, sorted by resource, ``pods`` among them."""
 
     name: str
     pods: int
@@ -86,11 +86,6 @@ class Gang:
     def shape(self) -> tuple[object, ...]:
         """Gangs of one shape fit or fail alike."""
         return (self.queue, self.gpu_models, self.roles)
-
-    @property
-    def pods(self) -> int:
-        """Number of pods of the whole gang."""
-        return sum(role.pods for role in self.roles)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,15 @@ class Reason(Enum):
     BEHIND_HEAD = "Queue {queue} is StrictFIFO and {head} is first."
     QUEUE_NOT_FOUND = "Queue {queue} does not exist."
     MISCONFIGURED = "{field}: {problem}"
-    NO_MATCHING_FLAVOR = "No flavor of queue {queue} offers {missing} to role {role}."
+    NO_MATCHING_FLAVOR = "Queue {queue} has no flavor for role {role}: {problem}."
     EXCEEDS_MAX_QUOTA = (
         "Can never fit: it asks for {wanted} {resource} and queue {queue} has {nominal} in flavor {flavor}."
     )
     WAITING_FOR_QUOTA = "Queue {queue} lacks {missing} {resource} in flavor {flavor}: {used} of {nominal} are in use."
-    EXCEEDS_CLUSTER = "Can never fit on today's nodes: {found} of {need} pods of role {role} would fit were all of flavor {flavor} empty."
+    EXCEEDS_CLUSTER = "Can never fit on today's nodes: of {need} pods of role {role}, {found} would fit if all {nodes} nodes of flavor {flavor} that they may use were empty; short of {short}."
     WAITING_FOR_NODES = (
-        "Only {found} of {need} pods of role {role} fit on free nodes of flavor {flavor}: short of {short}."
+        "Only {found} of {need} pods of role {role} fit on the {nodes} nodes of flavor {flavor} that they may use:"
+        " short of {short}."
     )
     # starting and running
     ADMITTED = "Capacity for {pods} pods is reserved on {nodes} nodes; they are being created."
@@ -51,6 +52,11 @@ class Reason(Enum):
         return "".join(part.capitalize() for part in self.name.split("_"))
 
 
+class _Facts(dict[str, object]):
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
 @dataclass(frozen=True)
 class Why:
     """A reason with its facts."""
@@ -64,8 +70,8 @@ class Why:
         return self.reason.code
 
     def __str__(self) -> str:
-        """Return the sentence, facts filled in."""
-        return self.reason.value.format_map(self.facts)
+        """Return the sentence, facts filled in; "?" for one that an earlier version did not record."""
+        return self.reason.value.format_map(_Facts(self.facts))
 
 
 BY_CODE = {reason.code: reason for reason in Reason}
@@ -73,6 +79,5 @@ BY_CODE = {reason.code: reason for reason in Reason}
 
 def why(reason: Reason, **facts: object) -> Why:
     """Build a Why; raises KeyError at once when a fact of the sentence is missing."""
-    result = Why(reason, facts)
-    str(result)
-    return result
+    reason.value.format_map(facts)
+    return Why(reason, facts)

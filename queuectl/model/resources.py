@@ -6,7 +6,7 @@ Fractions are rounded up, as kube-scheduler does, so that no request is ever cou
 
 import re
 from collections.abc import Iterable, Mapping
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, TypeVar
 
 Resources = Mapping[str, int]
@@ -16,6 +16,7 @@ MAX_AMOUNT = 2**63 - 1  # what a 64-bit column and a numpy int64 hold; larger am
 QUANTITY_PATTERN = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E|[eE][+-]?[0-9]{1,3})?$"
 
 _QUANTITY = re.compile(QUANTITY_PATTERN)
+_UP = Context(prec=40, rounding=ROUND_CEILING)  # more digits than any amount has
 _SUFFIX = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
     "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12),
@@ -23,7 +24,8 @@ _SUFFIX = {
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
-_MEMORY_LIKE = ("memory", "ephemeral-storage", "storage")
+_MEMORY_LIKE = ("memory", "ephemeral-storage", "storage", "hugepages-")
+_POD_LEVEL = ("cpu", "memory", "hugepages-")  # what kube-scheduler heeds of pod-level resources
 
 
 def parse_quantity(resource: str, value: str | float) -> int:
@@ -31,27 +33,26 @@ def parse_quantity(resource: str, value: str | float) -> int:
 
     Raises ValueError naming the value when it is not a quantity ("8 GPUs").
     """
-    text = str(value).strip()
-    match = _QUANTITY.match(text)
+    text = str(value)
+    match = _QUANTITY.fullmatch(text)
     if match is None:
-        message = f"{value!r} is not a quantity; write a number with an optional unit, such as 8, 500m or 64Gi"
-        raise ValueError(message)
+        raise ValueError(f"{value!r} is not a quantity; write a number with an optional unit, such as 8, 500m or 64Gi")
     suffix = match.group(3) or ""
-    if suffix[:1] in {"e", "E"} and len(suffix) > 1 and suffix != "Ei":
-        number, scale = Decimal(text), Decimal(1)
-    else:
+    if suffix in _SUFFIX:
         number, scale = Decimal(text.removesuffix(suffix)), _SUFFIX[suffix]
+    else:  # an exponent
+        number, scale = Decimal(text), Decimal(1)
     if resource == "cpu":
         scale *= 1000
-    amount = int((number * scale).to_integral_value(rounding=ROUND_CEILING))
-    return max(-MAX_AMOUNT, min(MAX_AMOUNT, amount))
+    amount = _UP.to_integral_value(_UP.multiply(number, scale))
+    return int(amount.max(-MAX_AMOUNT).min(MAX_AMOUNT))
 
 
 def format_quantity(resource: str, amount: int) -> str:
-    """Return the shortest exact quantity: ``1500`` of cpu is ``1500m``, ``2**30`` of memory is ``1Gi``."""
+    """Return the exact quantity in the largest unit: ``1500`` of cpu is ``1500m``, ``2**30`` of memory is ``1Gi``."""
     if resource == "cpu":
         return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
-    if resource in _MEMORY_LIKE or resource.startswith("hugepages-"):
+    if resource.startswith(_MEMORY_LIKE):
         for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
             unit = int(_SUFFIX[suffix])
             if amount and amount % unit == 0:
@@ -61,7 +62,7 @@ def format_quantity(resource: str, amount: int) -> str:
 
 def is_extended(resource: str) -> bool:
     """Tell whether a device plugin announces the resource (``nvidia.com/gpu``), not the kubelet itself."""
-    return "/" in resource and not resource.startswith("kubernetes.io/")
+    return "/" in resource and "kubernetes.io/" not in resource
 
 
 def is_gpu(resource: str) -> bool:
@@ -87,9 +88,9 @@ def times(resources: Resources, count: int) -> dict[str, int]:
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
     """Return what kube-scheduler reserves for a pod of this spec, ``pods: 1`` included.
 
-    The largest of the init phase and the run phase, sidecars counted in both, plus overhead; pod-level
-    resources replace the sum. See KEP-753 (sidecar containers) and KEP-2837 (pod level resources).
-    Raises ValueError when a quantity is malformed.
+    The largest of the init phase and the run phase, sidecars counted in both; pod-level resources instead, where
+    they are given; plus overhead. See KEP-753 (sidecar containers) and KEP-2837 (pod level resources).
+    Raises ValueError when a quantity is malformed or below zero.
     """
     running = total(_container_requests(c) for c in spec.get("containers") or ())
     sidecars: dict[str, int] = {}
@@ -104,9 +105,9 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
         _raise_to(init_peak, requests)
     result = total((running, sidecars))
     _raise_to(result, init_peak)
-    result.update(_container_requests(spec))  # pod-level resources have the same form as a container's
+    result.update(_pod_level(spec.get("resources") or {}, result))
     result = total((result, _parse_all(spec.get("overhead") or {})))
-    return {resource: amount for resource, amount in result.items() if amount > 0} | {"pods": 1}
+    return {resource: min(amount, MAX_AMOUNT) for resource, amount in result.items() if amount} | {"pods": 1}
 
 
 def _container_requests(container: Mapping[str, Any]) -> dict[str, int]:
@@ -115,8 +116,22 @@ def _container_requests(container: Mapping[str, Any]) -> dict[str, int]:
     return _parse_all({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
+def _pod_level(resources: Mapping[str, Any], summed: Resources) -> dict[str, int]:
+    """Return what pod-level resources say, with the API server's default for a limit without a request."""
+    requests, limits = _parse_all(resources.get("requests") or {}), _parse_all(resources.get("limits") or {})
+    for resource in limits.keys() - requests.keys():
+        # What the containers ask for is the request; huge pages can't be overcommitted, so there the limit is.
+        by_containers = summed.get(resource, 0) and not resource.startswith("hugepages-")
+        requests[resource] = summed[resource] if by_containers else limits[resource]
+    return {name: amount for name, amount in requests.items() if name.startswith(_POD_LEVEL)}
+
+
 def _parse_all(quantities: Mapping[str, Any]) -> dict[str, int]:
-    return {resource: parse_quantity(resource, value) for resource, value in quantities.items()}
+    amounts = {resource: parse_quantity(resource, value) for resource, value in quantities.items()}
+    for resource, amount in amounts.items():
+        if amount < 0:
+            raise ValueError(f"{resource} of {quantities[resource]} is below zero; write 0 or more")
+    return amounts
 
 
 def _raise_to(floor: dict[str, int], other: Resources) -> None:

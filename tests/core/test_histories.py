@@ -1,0 +1,235 @@
+"""Any history of a gang: whatever happens, it keeps to the arrows of its life and comes to an end."""
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from queuectl.core.lifecycle import PodKey, View, deadline, holding, next_move, refused
+from queuectl.model.lifecycle import Attempt, AttemptState, Move, Outcome, Workload
+from queuectl.model.objects import Job, Place, Pod
+from queuectl.model.plan import Placement
+from queuectl.model.reasons import Reason
+from tests.support.builders import gang, requests, role
+
+RESERVED, CREATED, UNGATED, RUNNING, ENDING, ENDED = AttemptState
+ARROWS = {
+    RESERVED: {CREATED, ENDING},
+    CREATED: {UNGATED, ENDING},
+    UNGATED: {RUNNING, ENDING},
+    RUNNING: {ENDING},
+    ENDING: {ENDED},
+}
+EIGHT = requests(gpu=8)
+PLACEMENTS = (
+    Placement("a", "any", "n1", 1, EIGHT),
+    Placement("a", "any", "n2", 1, EIGHT),
+    Placement("b", "any", "n2", 1, EIGHT),
+)
+KEYS: list[PodKey] = [("a", 0), ("a", 1), ("b", 0)]
+NODE = dict(zip(KEYS, ["n1", "n2", "n2"], strict=True))
+keys = st.sampled_from(KEYS)
+
+
+class GangMachine(RuleBasedStateMachine):
+    """A gang, its executor, and a cluster in which anything may happen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workload = Workload("g", "team", "g", "q", 0, 0.0, 1)
+        self.pods: dict[PodKey, Pod] = {}
+        self.places = dict.fromkeys(["n1", "n2"], Place.GOOD)
+        self.now = 1000.0
+        self.over: Outcome | None = None
+        self.moves = 0
+
+    @initialize(limit=st.integers(0, 2), longest=st.sampled_from([None, 500]), b_counts=st.booleans())
+    def submit(self, limit: int, longest: int | None, b_counts: bool) -> None:  # noqa: FBT001
+        roles = role("a", 2, gpu=8), role("b", 1, gpu=8, must_succeed=b_counts)
+        self.job: Job | None = Job(gang("g", *roles), 1, "1", backoff_limit=limit, max_run_seconds=longest)
+        self.admit()
+
+    def admit(self) -> None:
+        generation = self.job.generation if self.job else 0
+        self.workload = replace(self.workload, attempt=self.workload.attempt + 1)
+        self.attempt = Attempt("g", self.workload.attempt, RESERVED, generation, PLACEMENTS, self.now)
+        self.pods, self.moves = {}, 0
+
+    @property
+    def view(self) -> View:
+        return View(self.workload, self.attempt, self.job, self.pods, self.places, self.now)
+
+    def apply(self, move: Move) -> None:
+        """Do as the ledger does, and hold the move against the rules."""
+        assert (move.uid, move.attempt) == ("g", self.attempt.number)
+        assert move.to in ARROWS[self.attempt.state]
+        assert (move.end is not None) == (move.to is ENDING)
+        self.moves += 1
+        assert self.moves <= 5, "an attempt has five arrows at most"
+        running_at = self.now if move.to is RUNNING else self.attempt.running_at
+        self.attempt = replace(self.attempt, state=move.to, end=move.end or self.attempt.end, running_at=running_at)
+        if move.to is RUNNING:
+            assert self.pods.keys() == set(KEYS)
+            self.workload = replace(self.workload, late_starts=0)
+        if move.end is not None:
+            assert not (move.end.not_before and move.end.outcome is not Outcome.REQUEUE)
+            assert move.end.not_before == 0 or self.now < move.end.not_before <= self.now + 360
+        if move.to is ENDED:
+            self.ended()
+
+    def ended(self) -> None:
+        end = self.attempt.end
+        assert end is not None
+        assert not holding(self.view)
+        failures, late = self.workload.failures + end.charged, self.workload.late_starts + end.late
+        self.workload = replace(self.workload, failures=failures, late_starts=late, not_before=end.not_before)
+        if end.outcome is not Outcome.REQUEUE:
+            self.over = end.outcome
+        if end.outcome is Outcome.FAILED and end.why.reason is Reason.BACKOFF_LIMIT_EXCEEDED:
+            assert self.job is not None
+            assert self.workload.failures == self.job.backoff_limit + 1
+
+    def look(self) -> None:
+        """Make all moves that are due."""
+        for _ in range(3):
+            move = next_move(self.view)
+            if move is None:
+                return
+            assert next_move(self.view) == move
+            self.apply(move)
+        assert next_move(self.view) is None
+
+    def state(self) -> AttemptState:
+        return self.attempt.state
+
+    def change(self, key: PodKey, **changes: object) -> None:
+        if key in self.pods and not self.pods[key].ended:
+            self.pods[key] = replace(self.pods[key], **changes)  # type: ignore[arg-type]
+        self.look()
+
+    # The executor
+
+    @precondition(lambda self: self.state() is RESERVED)
+    @rule(key=keys)
+    def create(self, key: PodKey) -> None:
+        pod = Pod(
+            f"{self.attempt.number}{key}", "team", f"g-{key[0]}-{key[1]}", "1", gated=True, role=key[0], index=key[1]
+        )
+        self.pods.setdefault(key, pod)
+        self.look()
+
+    @precondition(lambda self: self.state() is RESERVED)
+    @rule()
+    def create_all(self) -> None:
+        for key in KEYS:
+            self.create(key)
+        if self.state() is RESERVED:
+            self.apply(Move("g", self.attempt.number, CREATED))
+            self.look()
+
+    @precondition(lambda self: self.state() is RESERVED)
+    @rule(permanent=st.booleans())
+    def refuse(self, permanent: bool) -> None:  # noqa: FBT001
+        self.apply(Move("g", self.attempt.number, ENDING, refused(self.view, "g-a-0", "no", permanent=permanent)))
+        self.look()
+
+    @precondition(lambda self: self.state() is CREATED)
+    @rule()
+    def ungate_all(self) -> None:
+        for key in KEYS:
+            self.change(key, gated=False)
+        if self.state() is CREATED:
+            self.apply(Move("g", self.attempt.number, UNGATED))
+            self.look()
+
+    @precondition(lambda self: self.state() is ENDING)
+    @rule(key=keys)
+    def remove(self, key: PodKey) -> None:
+        self.pods.pop(key, None)
+        self.look()
+
+    @precondition(lambda self: self.state() is ENDED and self.over is None)
+    @rule()
+    def start_again(self) -> None:
+        self.places = dict.fromkeys(self.places, Place.GOOD)
+        self.now = max(self.now, self.workload.not_before)
+        self.admit()
+        self.look()
+
+    # The cluster
+
+    @rule(key=keys)
+    def bind(self, key: PodKey) -> None:
+        if key in self.pods and not self.pods[key].gated:
+            self.change(key, node=NODE[key])
+
+    @rule()
+    def all_get_ready(self) -> None:
+        for key, pod in list(self.pods.items()):
+            if not pod.gated and not pod.ended:
+                self.pods[key] = replace(pod, node=NODE[key], phase="Running", ready=True)
+        self.look()
+
+    @rule(key=keys, phase=st.sampled_from(["Succeeded", "Failed"]))
+    def end(self, key: PodKey, phase: str) -> None:
+        if key in self.pods and self.pods[key].node:
+            self.change(key, phase=phase, ready=False, exit_code=int(phase == "Failed"))
+
+    @rule(key=keys)
+    def delete_pod(self, key: PodKey) -> None:
+        self.change(key, deleting=True)
+
+    @rule(key=keys)
+    def lose_pod(self, key: PodKey) -> None:
+        self.pods.pop(key, None)
+        self.look()
+
+    @rule(key=keys)
+    def disrupt(self, key: PodKey) -> None:
+        self.change(key, disrupted="drained", deleting=True)
+
+    @rule(name=st.sampled_from(["n1", "n2"]), place=st.sampled_from(Place))
+    def turn(self, name: str, place: Place) -> None:
+        self.places[name] = place
+        self.look()
+
+    @rule(seconds=st.sampled_from([1.0, 100.0, 300.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.look()
+
+    @rule()
+    def edit(self) -> None:
+        if self.job is not None:
+            self.job = replace(self.job, generation=self.job.generation + 1)
+        self.look()
+
+    @rule(gone=st.booleans())
+    def delete_job(self, gone: bool) -> None:  # noqa: FBT001
+        self.job = None if gone or self.job is None else replace(self.job, deleting=True)
+        self.look()
+
+    @invariant()
+    def nothing_is_overdue(self) -> None:
+        if self.state() not in {ENDING, ENDED} and self.job is not None and not self.job.deleting:
+            due = deadline(self.attempt, self.job)
+            assert due is None or due > self.now
+
+    @invariant()
+    def the_room_is_held_while_pods_run(self) -> None:
+        if self.state() is ENDED and self.attempt.end is not None:
+            assert all(pod.ended for pod in self.pods.values())
+
+    def teardown(self) -> None:
+        """Delete the job: it comes to its end as soon as its pods are gone."""
+        if hasattr(self, "attempt") and self.state() is not ENDED:
+            self.job = None
+            self.look()
+            self.pods = {}
+            self.look()
+            assert self.state() is ENDED
+
+
+GangMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestAnyHistory = GangMachine.TestCase

@@ -1,0 +1,274 @@
+"""From what is observed to the next move: every state, every observation."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from queuectl.core.lifecycle import BackOff, PodKey, View, deadline, holding, next_move, ready, refused
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
+from queuectl.model.objects import Job, Place, Pod
+from queuectl.model.plan import Placement
+from queuectl.model.reasons import Reason, why
+from tests.support.builders import gang, requests, role
+
+RESERVED, CREATED, UNGATED, RUNNING, ENDING, ENDED = AttemptState
+ADMITTED_AT, RUNNING_AT, NOW = 1000.0, 1010.0, 1020.0
+EIGHT = requests(gpu=8)
+PLACEMENTS = (
+    Placement("worker", "any", "n1", 1, EIGHT), Placement("worker", "any", "n2", 1, EIGHT), Placement("ps", "any", "n2", 1, EIGHT),
+)  # fmt: skip
+JOB = Job(
+    gang("g", role("worker", 2, gpu=8), role("ps", 1, gpu=8, must_succeed=False)), generation=1, resource_version="7",
+    start_deadline_seconds=300, backoff_limit=1, max_run_seconds=600,
+)  # fmt: skip
+WORKLOAD = Workload("g", "team", "g", "q", 0, 0.0, 1, attempt=3)
+KEYS: list[PodKey] = [("ps", 0), ("worker", 0), ("worker", 1)]
+NODES = {("ps", 0): "n2", ("worker", 0): "n1", ("worker", 1): "n2"}
+GONE_END = End(why(Reason.NODE_LOST, node="n1"), Outcome.REQUEUE)
+
+
+def pods(keys: Iterable[PodKey] = KEYS, **every: Any) -> dict[PodKey, Pod]:
+    """Return the gang's pods, bound to their nodes; what is given goes for each."""
+    return {
+        key: Pod(
+            **{
+                "uid": f"{key}", "namespace": "team", "name": f"g-{key[0]}-{key[1]}", "resource_version": "1", "role": key[0],
+                "index": key[1], "node": NODES[key], "phase": "Running", "ready": True, **every,
+            }
+        )
+        for key in keys
+    }  # fmt: skip
+
+
+def but(peers: Mapping[PodKey, Pod], role: str, index: int, **changes: Any) -> dict[PodKey, Pod]:
+    """Return the pods, one of them changed."""
+    return {**peers, (role, index): replace(peers[role, index], **changes)}
+
+
+GATED = pods(node="", phase="Pending", ready=False, gated=True)
+UNBOUND = pods(node="", phase="Pending", ready=False)
+BOUND = pods(phase="Pending", ready=False)
+UP = pods()
+DONE = pods(phase="Succeeded", ready=False, exit_code=0)
+
+
+@dataclass(frozen=True)
+class Case:
+    state: AttemptState
+    pods: Mapping[PodKey, Pod] = field(default_factory=dict)
+    want: AttemptState | Outcome | None = None
+    says: str = ""
+    later: float = 0.0  # seconds until it may be tried again
+    charged: bool = False
+    late: bool = False
+    exit_code: int | None = None
+    job: Job | None = JOB
+    places: Mapping[str, Place] = field(default_factory=dict)
+    now: float = NOW
+    workload: Workload = WORKLOAD
+    end: End | None = None
+    running_at: float | None = RUNNING_AT
+
+    @property
+    def view(self) -> View:
+        running_at = self.running_at if self.state in {RUNNING, ENDING} else None
+        attempt = Attempt("g", 3, self.state, 1, PLACEMENTS, ADMITTED_AT, running_at, self.end)
+        places = {"n1": Place.GOOD, "n2": Place.GOOD, **self.places}
+        return View(self.workload, attempt, self.job, self.pods, places, self.now)
+
+
+STAYS = {
+    "reserved, pods are being created": Case(RESERVED, pods(KEYS[:2], node="", phase="Pending", ready=False)),
+    "reserved, all pods exist: the executor says so": Case(RESERVED, GATED),
+    "reserved, a pod is being removed: it will be created again or refused": Case(RESERVED, but(GATED, "ps", 0, deleting=True)),
+    "created, gates are being removed": Case(CREATED, but(GATED, "ps", 0, gated=False)),
+    "ungated, not bound": Case(UNGATED, UNBOUND),
+    "ungated, bound": Case(UNGATED, BOUND),
+    "ungated, one is not ready": Case(UNGATED, but(UP, "ps", 0, ready=False)),
+    "ungated, one more pod with the gang's labels doesn't count": Case(
+        UNGATED, but(UP, "ps", 0, ready=False) | {("ps", 9): replace(UP["ps", 0], index=9)}
+    ),
+    "running": Case(RUNNING, UP),
+    "running, one is no longer ready": Case(RUNNING, but(UP, "worker", 0, ready=False)),
+    "running, one is done": Case(RUNNING, but(UP, "worker", 0, phase="Succeeded", ready=False)),
+    "running, one that is done is being removed": Case(RUNNING, but(UP, "worker", 0, phase="Succeeded", deleting=True)),
+    "running, those that nobody waits for are done": Case(RUNNING, but(UP, "ps", 0, phase="Succeeded")),
+    "running, a label changed": Case(RUNNING, UP, places={"n1": Place.CLOSED, "n2": Place.CROWDED}),
+    "running, marked for disruption that has not come": Case(RUNNING, but(UP, "ps", 0, disrupted="Eviction: drained")),
+    "running, the spec was edited": Case(RUNNING, UP, job=replace(JOB, generation=2)),
+    "ungated, the spec was edited": Case(UNGATED, UP | {("ps", 0): UNBOUND["ps", 0]}, job=replace(JOB, generation=2)),
+    "running past the start deadline": Case(RUNNING, UP, now=ADMITTED_AT + 300),
+    "running without a limit": Case(RUNNING, UP, job=replace(JOB, max_run_seconds=None), now=1e9),
+    "running since nobody knows when": Case(RUNNING, UP, running_at=None, now=1e9),
+    "running, a done pod's node is gone": Case(RUNNING, but(UP, "worker", 0, phase="Succeeded"), places={"n1": Place.GONE}),
+    "bound before its place was closed": Case(UNGATED, BOUND, places={"n1": Place.CLOSED}),
+    "bound before its place was crowded": Case(UNGATED, but(UNBOUND, "worker", 0, node="n1"), places={"n1": Place.CROWDED}),
+    "ending, a pod still runs": Case(ENDING, but(DONE, "ps", 0, phase="Running", deleting=True), end=GONE_END),
+    "ending, deleted, a pod that has ended is still there": Case(
+        ENDING, DONE, end=End(why(Reason.DELETED), Outcome.DELETED), job=None
+    ),
+    "ended": Case(ENDED, UP, end=GONE_END),
+    "ended, job deleted": Case(ENDED, {}, end=GONE_END, job=None),
+}  # fmt: skip
+
+MOVES = {
+    "all pods are ready": Case(UNGATED, UP, RUNNING),
+    "all pods are ready or done": Case(UNGATED, but(UP, "ps", 0, phase="Succeeded", ready=False), RUNNING),
+    "ending, all pods are gone": Case(ENDING, {}, ENDED, end=GONE_END),
+    "ending, those that ended stay for their logs": Case(ENDING, DONE, ENDED, end=GONE_END),
+    "ending, the job is gone": Case(ENDING, {}, ENDED, end=GONE_END, job=None),
+    "ending, deleted, all pods are gone": Case(ENDING, {}, ENDED, end=End(why(Reason.DELETED), Outcome.DELETED), job=None),
+}  # fmt: skip
+
+DELETED = "Deleted by its user."
+CROWDED = "The place on node n1 was lost before the gang was bound: others' pods took its room."
+ENDS = {
+    **{
+        f"deleted when {state.value}": Case(state, seen, Outcome.DELETED, DELETED, job=job)
+        for state, seen in ((RESERVED, {}), (CREATED, GATED), (UNGATED, BOUND), (RUNNING, UP))
+        for job in (replace(JOB, deleting=True),)
+    },
+    **{
+        f"gone from the API server when {state.value}": Case(state, seen, Outcome.DELETED, DELETED, job=None)
+        for state, seen in ((RESERVED, {}), (CREATED, GATED), (UNGATED, BOUND), (RUNNING, DONE))
+    },
+    "deleted goes before done": Case(RUNNING, DONE, Outcome.DELETED, DELETED, job=replace(JOB, deleting=True)),
+    "reserved, the spec was edited": Case(
+        RESERVED, {}, Outcome.REQUEUE, "The spec was changed between the decision and the start.", job=replace(JOB, generation=2)
+    ),
+    "created, the spec was edited": Case(
+        CREATED, GATED, Outcome.REQUEUE, "The spec was changed between the decision and the start.", job=replace(JOB, generation=2)
+    ),
+    "all are done": Case(RUNNING, DONE, Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
+    "all that must succeed did": Case(RUNNING, UP | pods(KEYS[1:], phase="Succeeded"), Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
+    "they did, another has failed": Case(RUNNING, but(DONE, "ps", 0, phase="Failed"), Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
+    "they did, another is gone": Case(RUNNING, pods(KEYS[1:], phase="Succeeded"), Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
+    "done before anyone saw them ready": Case(UNGATED, DONE, Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
+    "done in time, seen too late": Case(RUNNING, DONE, Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0, now=1e9),
+    "ran too long": Case(RUNNING, UP, Outcome.FAILED, "Ran longer than maxRunSeconds of 600.", exit_code=124, now=RUNNING_AT + 600),
+    "failed": Case(RUNNING, but(UP, "worker", 1, phase="Failed", exit_code=3), Outcome.REQUEUE, "Pod g-worker-1 failed with exit code 3.", 10, charged=True, exit_code=3),
+    "failed before all were ready": Case(UNGATED, but(BOUND, "ps", 0, phase="Failed", exit_code=1), Outcome.REQUEUE, "Pod g-ps-0 failed with exit code 1.", 10, charged=True, exit_code=1),
+    "failed without a word": Case(RUNNING, but(UP, "ps", 0, phase="Failed"), Outcome.REQUEUE, "Pod g-ps-0 failed with exit code unknown.", 10, charged=True),
+    "failed once more": Case(
+        RUNNING, but(UP, "ps", 0, phase="Failed", exit_code=9), Outcome.REQUEUE, "Pod g-ps-0 failed with exit code 9.", 40, charged=True, exit_code=9,
+        job=replace(JOB, backoff_limit=9), workload=replace(WORKLOAD, failures=2),
+    ),
+    "failed too often": Case(
+        RUNNING, but(UP, "ps", 0, phase="Failed", exit_code=9), Outcome.FAILED, "Failed 2 times, backoffLimit is 1; last: Pod g-ps-0 failed with exit code 9.",
+        charged=True, exit_code=9, workload=replace(WORKLOAD, failures=1),
+    ),
+    "no second try allowed": Case(
+        RUNNING, but(UP, "ps", 0, phase="Failed", exit_code=9), Outcome.FAILED, "Failed 1 times, backoffLimit is 0; last: Pod g-ps-0 failed with exit code 9.",
+        charged=True, exit_code=9, job=replace(JOB, backoff_limit=0),
+    ),
+    "preempted by others": Case(
+        RUNNING, but(UP, "worker", 0, phase="Failed", exit_code=143, disrupted="preempted by kube-system/dns"), Outcome.REQUEUE,
+        "Pod g-worker-0 was disrupted: preempted by kube-system/dns", 10, late=True,
+    ),
+    "evicted, still going": Case(RUNNING, but(UP, "worker", 0, deleting=True, disrupted="drained"), Outcome.REQUEUE, "Pod g-worker-0 was disrupted: drained", 10, late=True),
+    "peers fail because one was disrupted": Case(
+        RUNNING, but(but(UP, "ps", 0, phase="Failed", exit_code=1), "worker", 1, phase="Failed", disrupted="drained"), Outcome.REQUEUE,
+        "Pod g-worker-1 was disrupted: drained", 10, late=True,
+    ),
+    "peers fail because one was removed": Case(
+        RUNNING, but(but(UP, "ps", 0, phase="Failed", exit_code=1), "worker", 1, deleting=True), Outcome.REQUEUE, "Pod g-worker-1 was removed by others.", 10, late=True,
+    ),
+    "removed by others": Case(RUNNING, pods(KEYS[1:]), Outcome.REQUEUE, "Pod ps-0 was removed by others.", 10, late=True),
+    "removed by others, for the fourth time": Case(
+        RUNNING, pods(KEYS[1:]), Outcome.REQUEUE, "Pod ps-0 was removed by others.", 80, late=True, workload=replace(WORKLOAD, late_starts=3)
+    ),
+    "removed while gated": Case(CREATED, pods(KEYS[:2], node=""), Outcome.REQUEUE, "Pod worker-1 was removed by others.", 10, late=True),
+    "being removed": Case(UNGATED, but(BOUND, "worker", 0, deleting=True), Outcome.REQUEUE, "Pod g-worker-0 was removed by others.", 10, late=True),
+    "a pod with the gang's labels stands in for none": Case(
+        UNGATED, pods(KEYS[1:]) | {("ps", 9): UP["ps", 0]}, Outcome.REQUEUE, "Pod ps-0 was removed by others.", 10, late=True
+    ),
+    "a node is gone": Case(RUNNING, UP, Outcome.REQUEUE, "Node n1 is gone.", places={"n1": Place.GONE}),
+    "a node is gone and its pod with it": Case(RUNNING, pods([KEYS[0], KEYS[2]]), Outcome.REQUEUE, "Node n1 is gone.", places={"n1": Place.GONE}),
+    "reserved, the place is crowded": Case(RESERVED, {}, Outcome.REQUEUE, CROWDED, places={"n1": Place.CROWDED}),
+    "created, the place is crowded": Case(CREATED, GATED, Outcome.REQUEUE, CROWDED, places={"n1": Place.CROWDED}),
+    "ungated, the place is crowded before all are bound": Case(
+        UNGATED, but(UNBOUND, "ps", 0, node="n2"), Outcome.REQUEUE, CROWDED.replace("n1", "n2"), places={"n2": Place.CROWDED}
+    ),
+    "the place is closed": Case(
+        UNGATED, UNBOUND, Outcome.REQUEUE, "The place on node n2 was lost before the gang was bound: it takes no new pods.", places={"n2": Place.CLOSED}
+    ),
+    "the place is gone": Case(
+        CREATED, GATED, Outcome.REQUEUE, "The place on node n1 was lost before the gang was bound: it is gone.", places={"n1": Place.GONE, "n2": Place.CLOSED}
+    ),
+    "not created in time": Case(RESERVED, {}, Outcome.REQUEUE, "0 of 3 pods were ready 300 s after the start.", 10, late=True, now=ADMITTED_AT + 300),
+    "not ungated in time": Case(CREATED, GATED, Outcome.REQUEUE, "0 of 3 pods were ready 300 s after the start.", 10, late=True, now=ADMITTED_AT + 300),
+    "not ready in time": Case(
+        UNGATED, but(UP, "ps", 0, ready=False), Outcome.REQUEUE, "2 of 3 pods were ready 300 s after the start.", 20, late=True, now=ADMITTED_AT + 301,
+        workload=replace(WORKLOAD, late_starts=1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STAYS.values(), ids=STAYS.keys())
+def test_nothing_is_due(case: Case) -> None:
+    assert next_move(case.view) is None
+
+
+@pytest.mark.parametrize("case", MOVES.values(), ids=MOVES.keys())
+def test_an_attempt_moves_on(case: Case) -> None:
+    assert next_move(case.view) == Move("g", 3, AttemptState(str(case.want)))
+
+
+@pytest.mark.parametrize("case", ENDS.values(), ids=ENDS.keys())
+def test_an_attempt_ends(case: Case) -> None:
+    move = next_move(case.view)
+    assert move is not None
+    assert move.end is not None
+    assert (move.uid, move.attempt, move.to) == ("g", 3, ENDING)
+    assert (move.end.outcome, str(move.end.why)) == (case.want, case.says)
+    assert move.end.not_before == (case.now + case.later if case.later else 0.0)
+    assert (move.end.charged, move.end.late, move.end.exit_code) == (case.charged, case.late, case.exit_code)
+
+
+def test_a_gang_of_which_nothing_must_succeed_does_not_succeed_by_that() -> None:
+    job = replace(JOB, gang=gang("g", role("worker", 2, must_succeed=False), role("ps", 1, must_succeed=False)))
+    assert next_move(Case(RUNNING, UP, job=job).view) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "want"),
+    [(RESERVED, 1300), (CREATED, 1300), (UNGATED, 1300), (RUNNING, 1610), (ENDING, None), (ENDED, None)],
+)
+def test_when_time_alone_makes_a_move_due(state: AttemptState, want: float | None) -> None:
+    view = Case(state).view
+    assert deadline(view.attempt, JOB) == want
+    assert deadline(replace(view.attempt, running_at=None), replace(JOB, max_run_seconds=None)) == (
+        want if want == 1300 else None
+    )
+
+
+def test_who_is_ready() -> None:
+    assert ready(but(UP, "ps", 0, ready=False).values()) == 2
+    assert ready(DONE.values()) == 3
+    assert ready([]) == 0
+
+
+def test_what_holds_room() -> None:
+    mixed = but(but(UP, "ps", 0, phase="Succeeded"), "worker", 0, phase="Failed")
+    deleted = End(why(Reason.DELETED), Outcome.DELETED)
+    assert [pod.name for pod in holding(Case(ENDING, mixed, end=GONE_END).view)] == ["g-worker-1"]
+    assert len(holding(Case(ENDING, mixed, end=deleted).view)) == 3
+    assert len(holding(Case(RUNNING, mixed).view)) == 1
+
+
+@pytest.mark.parametrize(
+    ("permanent", "want"),
+    [
+        (True, End(why(Reason.MISCONFIGURED, field="pod g-ps-0", problem="no"), Outcome.REQUEUE)),
+        (False, End(why(Reason.PODS_REFUSED, pod="g-ps-0", problem="no"), Outcome.REQUEUE, NOW + 10, late=True)),
+    ],
+)
+def test_a_refused_pod_ends_the_attempt(permanent: bool, want: End) -> None:  # noqa: FBT001
+    assert refused(Case(RESERVED).view, "g-ps-0", "no", permanent=permanent) == want
+
+
+def test_back_off_doubles_up_to_its_longest() -> None:
+    back_off = BackOff(first=10, longest=60)
+    assert [back_off.until(100, times) for times in (1, 2, 3, 4, 5, 10_000)] == [110, 120, 140, 160, 160, 160]

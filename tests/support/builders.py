@@ -1,0 +1,146 @@
+"""Short ways to make the vocabulary's values for tests."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from queuectl.core.fleet import Fleet
+from queuectl.core.snapshot import QuotaKey, Snapshot
+from queuectl.model.objects import (
+    Constraints,
+    Flavor,
+    Gang,
+    Node,
+    NodeTerm,
+    Queue,
+    QueueOrder,
+    Requirement,
+    Role,
+    Taint,
+    Toleration,
+)
+from queuectl.model.plan import Placement
+from queuectl.model.resources import parse_quantity
+
+GPU = "nvidia.com/gpu"
+GI = 2**30
+HCA: dict[str, Any] = {"rdma/hca": 1}  # an extended resource that is no GPU
+Requests = tuple[tuple[str, int], ...]
+
+
+def amounts(*, gpu: int = 0, cpu: str | int = 0, memory: str | int = 0, **other: int) -> dict[str, int]:
+    """Return resource → amount; resources that are zero are left out."""
+    given = {GPU: gpu, "cpu": parse_quantity("cpu", cpu), "memory": parse_quantity("memory", memory), **other}
+    return {resource: amount for resource, amount in given.items() if amount}
+
+
+def requests(**given: Any) -> Requests:
+    """Return what a pod requests, `pods: 1` included."""
+    return tuple(sorted({"pods": 1, **amounts(**given)}.items()))
+
+
+def node(
+    name: str,
+    *,
+    gpu: int = 8,
+    cpu: str | int = 96,
+    memory: str | int = "1Ti",
+    pods: int = 110,
+    labels: Mapping[str, str] | None = None,
+    taints: Iterable[Taint] = (),
+    unschedulable: bool = False,
+    ready: bool = True,
+    **other: int,
+) -> Node:
+    """Return a GPU server."""
+    allocatable = amounts(gpu=gpu, cpu=cpu, memory=memory, **other) | {"pods": pods}
+    return Node(name, labels or {}, tuple(taints), allocatable, unschedulable, ready)
+
+
+def role(
+    name: str = "worker",
+    pods: int = 1,
+    *,
+    selector: Mapping[str, str] | None = None,
+    terms: Iterable[NodeTerm] = (),
+    tolerations: Iterable[Toleration] = (),
+    must_succeed: bool = True,
+    **asks: Any,
+) -> Role:
+    """Return a role of `pods` pods that request `asks` each."""
+    constraints = Constraints(tuple(sorted((selector or {}).items())), tuple(terms), tuple(tolerations))
+    return Role(name, pods, requests(**asks), constraints, must_succeed)
+
+
+def gang(name: str, *roles: Role, **given: Any) -> Gang:
+    """Return a gang of queue "q" with uid and name `name`."""
+    settings: dict[str, Any] = {"queue": "q", "priority": 0, "submitted_at": 0.0} | given
+    return Gang(uid=name, namespace="team", name=name, roles=roles, **settings)
+
+
+def flavor(
+    name: str = "any",
+    *,
+    labels: Mapping[str, str] | None = None,
+    tolerations: Iterable[Toleration] = (),
+    model: str = "",
+) -> Flavor:
+    """Return a flavor of all nodes, or of those with the labels."""
+    return Flavor(name, tuple(sorted((labels or {}).items())), tuple(tolerations), model)
+
+
+def queue(name: str = "q", *, strict: bool = False, **quotas: Mapping[str, int]) -> Queue:
+    """Return a queue with quotas: flavor → resource → amount; by default plenty of GPUs of flavor "any"."""
+    order = QueueOrder.STRICT_FIFO if strict else QueueOrder.BEST_EFFORT_FIFO
+    given = quotas or {"any": {GPU: 10_000}}
+    nominal = {(kind, resource): amount for kind, parts in given.items() for resource, amount in parts.items()}
+    return Queue(name, order=order, nominal=nominal)
+
+
+def needs(key: str, operator: str, *values: str) -> Requirement:
+    """Return one expression of a node selector."""
+    return Requirement(key, operator, values)
+
+
+def fleet(
+    nodes: Iterable[Node] = (),
+    *,
+    others: Iterable[tuple[str, Requests]] = (),
+    reserved: Iterable[tuple[str, Requests, int]] = (),
+) -> Fleet:
+    """Return a fleet with others' pods and reservations."""
+    result = Fleet()
+    for one in nodes:
+        result.set_node(one)
+    for name, asked in others:
+        result.use(name, asked, +1)
+    for name, asked, count in reserved:
+        result.reserve(name, asked, count)
+    return result
+
+
+def snapshot(
+    waiting: Iterable[Gang],
+    *,
+    nodes: Iterable[Node] | Fleet = (),
+    queues: Iterable[Queue] | None = None,
+    flavors: Iterable[Flavor] | None = None,
+    usage: Mapping[QuotaKey, int] | None = None,
+    broken: Mapping[str, str] | None = None,
+) -> Snapshot:
+    """Return a view of a world with queue "q" and flavor "any", unless others are given."""
+    return Snapshot(
+        queues={one.name: one for one in ([queue()] if queues is None else queues)},
+        flavors={one.name: one for one in ([flavor()] if flavors is None else flavors)},
+        waiting=list(waiting),
+        fleet=nodes if isinstance(nodes, Fleet) else fleet(nodes),
+        usage=dict(usage or {}),
+        broken_queues=dict(broken or {}),
+    )
+
+
+def spread(placements: Iterable[Placement]) -> dict[str, dict[str, int]]:
+    """Return role → node → pods."""
+    result: dict[str, dict[str, int]] = {}
+    for placement in placements:
+        result.setdefault(placement.role, {})[placement.node] = placement.pods
+    return result
