@@ -1,12 +1,12 @@
 """Fit a whole gang onto nodes: all of it or nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from queuectl.core.fleet import Fleet, Mask, Matrix, Requests
-from queuectl.model.objects import Flavor, Gang, Role
+from queuectl.model.objects import Flavor, Role
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity, is_extended
@@ -32,29 +32,30 @@ class Short:
         )  # fmt: skip
 
 
-def place(fleet: Fleet, gang: Gang, flavors: Mapping[str, Flavor]) -> tuple[Placement, ...] | Why:
-    """Return a place for every pod of the gang, or what is missing.
+def place(
+    fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], gone: Iterable[Placement] = ()
+) -> tuple[Placement, ...] | Short:
+    """Return a place for every pod of the roles, or how far it came. ``gone``: placements that would be freed.
 
     Roles are placed one by one, those with the largest pods first. A role goes to as few nodes as possible: the
     emptiest first, the last one as tight as possible (largest-first bin covering with a best-fit tail), so that
     small gangs fill up broken nodes and whole nodes stay whole. Of equal nodes the first by name is taken.
     """
-    found = _place_in(fleet, fleet.free(), gang, flavors)
-    if isinstance(found, Short):
-        return exceeds_cluster(fleet, gang, flavors) or found.because(Reason.WAITING_FOR_NODES)
-    return found
+    return _place_in(fleet, fleet.free((p.node, p.requests, p.pods) for p in gone), roles, flavors)
 
 
-def exceeds_cluster(fleet: Fleet, gang: Gang, flavors: Mapping[str, Flavor]) -> Why | None:
+def exceeds_cluster(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> Why | None:
     """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
-    found = _place_in(fleet, fleet.allocatable().copy(), gang, flavors)
+    found = _place_in(fleet, fleet.allocatable().copy(), roles, flavors)
     return found.because(Reason.EXCEEDS_CLUSTER) if isinstance(found, Short) else None
 
 
-def _place_in(fleet: Fleet, free: Matrix, gang: Gang, flavors: Mapping[str, Flavor]) -> tuple[Placement, ...] | Short:
+def _place_in(
+    fleet: Fleet, free: Matrix, roles: Sequence[Role], flavors: Mapping[str, Flavor]
+) -> tuple[Placement, ...] | Short:
     """Place into ``free``, which is used up on the way."""
     placements: list[Placement] = []
-    for role in sorted(gang.roles, key=_largest_first):
+    for role in sorted(roles, key=_largest_first):
         flavor = flavors[role.name]
         mask = fleet.mask(flavor, role.constraints)
         counts = _pods_per_node(fleet, free, mask, role.requests)

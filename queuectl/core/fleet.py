@@ -31,7 +31,8 @@ class Fleet:
         self._unused: list[int] = []
         self._allocatable: Matrix = np.zeros((0, 0), np.int64)
         self._others: Matrix = np.zeros((0, 0), np.int64)
-        self._reserved: Matrix = np.zeros((0, 0), np.int64)
+        self._reserved: Matrix = np.zeros((0, 0), np.int64)  # by gangs that are there
+        self._promised: Matrix = np.zeros((0, 0), np.int64)  # as it will be once all victims are gone
         self._masks: dict[tuple[Flavor, Constraints], Mask] = {}
         self._by_name: Matrix | None = None  # rows in order of name; None when names have come or gone
 
@@ -47,6 +48,7 @@ class Fleet:
             _nodes=self._nodes.copy(),
             _unused=self._unused.copy(),
             _reserved=self._reserved.copy(),
+            _promised=self._promised.copy(),
         )
         return copy
 
@@ -77,16 +79,45 @@ class Fleet:
         self._others[row, columns] += amounts
         self._forget_if_unused(node)
 
-    def reserve(self, node: str, requests: Requests, count: int) -> None:
-        """Reserve ``count`` times the requests on a node; a negative count frees."""
+    def reserve(self, node: str, requests: Requests, count: int, *, now: bool = True, later: bool = True) -> None:
+        """Reserve ``count`` times the requests on a node; a negative count frees.
+
+        ``now``: among what is there; ``later``: among what will be there once all victims are gone.
+        """
         row, columns, amounts = self._at(node, requests, count)
-        self._reserved[row, columns] += amounts
+        if now:
+            self._reserved[row, columns] += amounts
+        if later:
+            self._promised[row, columns] += amounts
         self._forget_if_unused(node)
 
-    def free(self) -> Matrix:
-        """Return the room that nobody has; negative where a room shrank below what is reserved."""
+    def free(self, gone: Iterable[tuple[str, Requests, int]] = ()) -> Matrix:
+        """Return the room that nobody has, neither now nor once all victims are gone.
+
+        ``gone`` are (node, requests, count) that would be freed. Negative where a room shrank below what is reserved.
+        """
         room: Matrix = np.maximum(self._allocatable - self._others, 0)
-        return room - self._reserved
+        reserved, promised = self._reserved, self._promised
+        gone = list(gone)
+        if gone:
+            reserved, promised = reserved.copy(), promised.copy()
+        for node, requests, count in gone:
+            row, columns, amounts = self._at(node, requests, count)
+            reserved[row, columns] -= amounts
+            promised[row, columns] -= amounts
+        return room - np.maximum(reserved, promised)
+
+    def has_room(
+        self, wanted: Iterable[tuple[str, Requests, int]], gone: Iterable[tuple[str, Requests, int]] = ()
+    ) -> bool:
+        """Tell whether all of ``wanted`` fits where it is asked for, with ``gone`` freed."""
+        free = self.free(gone)
+        for node, requests, count in wanted:
+            row, columns, amounts = self._at(node, requests, count)
+            free[row, columns] -= amounts
+            if (free[row, columns] < 0).any():
+                return False
+        return True
 
     def allocatable(self) -> Matrix:
         """Return the room of nodes that nobody uses; not to be written."""
@@ -182,13 +213,14 @@ class Fleet:
         self._allocatable = np.pad(self._allocatable, shape)
         self._others = np.pad(self._others, shape)
         self._reserved = np.pad(self._reserved, shape)
+        self._promised = np.pad(self._promised, shape)
         self._nodes.extend([None] * (rows - old_rows))
         self._unused.extend(range(rows - 1, old_rows - 1, -1))
         self._masks = {key: np.pad(mask, (0, rows - old_rows)) for key, mask in self._masks.items()}
 
     def _forget_if_unused(self, name: str) -> None:
         row = self._rows[name]
-        if self._nodes[row] is None and not self._others[row].any() and not self._reserved[row].any():
+        if self._nodes[row] is None and not any(m[row].any() for m in (self._others, self._reserved, self._promised)):
             del self._rows[name]
             self._unused.append(row)
             self._by_name = None

@@ -1,30 +1,60 @@
 """One cycle's view of the world."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from queuectl.core.fleet import Fleet
+from queuectl.core.preemption import Running
+from queuectl.core.tree import Tree
 from queuectl.model.objects import Flavor, Gang, Queue
 from queuectl.model.plan import Admission
+from queuectl.model.policy import FairRule
 
-QuotaKey = tuple[str, str, str]  # queue, flavor, resource
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Rules of the whole cluster."""
+
+    fair_sharing: tuple[FairRule, ...] = ()  # none: shares do not matter
+    one_head: bool = False  # look at one gang of each queue only, as Kueue's cycle does
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What ``plan`` decides upon. A cycle works on copies of ``fleet`` and ``usage``, in which it assumes gangs."""
+    """What ``plan`` decides upon. A cycle works on a copy, in which it assumes gangs.
+
+    ``tree`` counts what is there, ``later`` what will be once all victims that are on their way out are gone and
+    those who wait for them are there. Without such they are alike.
+    """
 
     queues: Mapping[str, Queue]
     flavors: Mapping[str, Flavor]
     waiting: Sequence[Gang]
-    fleet: Fleet
-    usage: dict[QuotaKey, int]  # reserved amounts
-    broken_queues: Mapping[str, str]  # queue → what is wrong with its spec
+    fleet: Fleet | None  # None: quota alone decides
+    tree: Tree
+    later: Tree
+    running: Mapping[str, Sequence[Running]] = field(default_factory=dict)  # by queue; who may be taken
+    broken_queues: Mapping[str, str] = field(default_factory=dict)  # queue → what is wrong with its spec
+    policy: Policy = Policy()
 
-    def assume(self, gang: Gang, admission: Admission) -> None:
-        """Count the gang as reserved for the rest of the cycle."""
-        for placement in admission.placements:
-            self.fleet.reserve(placement.node, placement.requests, placement.pods)
-        for (flavor, resource), amount in admission.quota.items():
-            key = (gang.queue, flavor, resource)
-            self.usage[key] = self.usage.get(key, 0) + amount
+    def copy(self) -> Self:
+        """Return a snapshot in which gangs can be assumed."""
+        fleet = self.fleet.snapshot() if self.fleet else None
+        return replace(self, fleet=fleet, tree=self.tree.copy(), later=self.later.copy())
+
+    def assume(self, queue: str, admission: Admission, victims: Iterable[Running] = ()) -> None:
+        """Count a gang as reserved, or as waiting for its victims' room, for the rest of the cycle."""
+        leaving = list(victims)
+        for victim in leaving:
+            self.later.remove(victim.queue, victim.usage)
+        self.later.add(queue, admission.quota)
+        if not leaving:
+            self.tree.add(queue, admission.quota)
+        if self.fleet is None:
+            return
+        for victim in leaving:
+            for p in victim.placements:
+                self.fleet.reserve(p.node, p.requests, -p.pods, now=False)
+        for p in admission.placements:
+            self.fleet.reserve(p.node, p.requests, p.pods, now=not leaving)

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from queuectl.model.policy import Cell, FlavorChoice, Preemption, Quota
 from queuectl.model.reasons import Why
 
 
@@ -63,6 +65,7 @@ class Role:
     requests: tuple[tuple[str, int], ...]
     constraints: Constraints = Constraints()
     must_succeed: bool = True
+    least: int | None = None  # pods with which the gang may start; None: all of them
 
 
 @dataclass(frozen=True)
@@ -107,16 +110,24 @@ class QueueOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue with its nominal quota per (flavor, resource), flavors in the order they are tried."""
+    """A queue with its quota per (flavor, resource), flavors in the order they are tried."""
 
     name: str
     parent: str = ""
     order: QueueOrder = QueueOrder.BEST_EFFORT_FIFO
-    nominal: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    quotas: Mapping[Cell, Quota] = field(default_factory=dict)
+    weight: Fraction = Fraction(1)
+    preemption: Preemption = field(default_factory=Preemption)
+    choice: FlavorChoice = field(default_factory=FlavorChoice)
     changed_by: str = ""  # who wrote the spec, as the API server says
     generation: int = field(default=0, compare=False)
     resource_version: str = field(default="", compare=False)
     status: Mapping[str, Any] = field(default_factory=dict, compare=False)  # as it stands in the API server
+
+    @property
+    def nominal(self) -> dict[Cell, int]:
+        """Return the nominal quotas alone."""
+        return {cell: quota.nominal for cell, quota in self.quotas.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from queuectl.model.policy import Cause, Cell
 from queuectl.model.reasons import Why
 from queuectl.model.resources import total
 
@@ -24,9 +25,9 @@ class Admission:
 
     uid: str
     placements: tuple[Placement, ...]
-    quota: Mapping[tuple[str, str], int] = field(
-        default_factory=dict
-    )  # (flavor, resource) → amount charged to the queue
+    quota: Mapping[Cell, int] = field(default_factory=dict)  # amounts charged to the queue
+    flavors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # role → resource → flavor
+    pods: Mapping[str, int] = field(default_factory=dict)  # role → pods that it starts with
 
     def per_node(self) -> dict[tuple[str, str], int]:
         """Return (node, resource) → amount."""
@@ -34,10 +35,19 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class Preempt:
+    """Evict the victims, and hold this place, theirs included, for the gang until they are gone."""
+
+    admission: Admission
+    victims: tuple[tuple[str, Cause], ...]  # workload uid, why it may be taken
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The decisions of one admission cycle."""
 
     admissions: tuple[Admission, ...] = ()
+    preemptions: tuple[Preempt, ...] = ()
     waits: Mapping[str, Why] = field(default_factory=dict)  # uid → why it waits
     positions: Mapping[str, int] = field(default_factory=dict)  # uid → place in its queue, from 1
     wake_at: float | None = None  # Unix seconds at which a back-off ends and planning is due again

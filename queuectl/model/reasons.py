@@ -25,6 +25,8 @@ class Reason(Enum):
         "Only {found} of {need} pods of role {role} fit on the {nodes} nodes of flavor {flavor} that they may use:"
         " short of {short}."
     )
+    WAITING_FOR_VICTIMS = "Room is promised to it; waiting for {count} preempted jobs to stop."
+    WAITING_FOR_VICTIMS_OF_OTHERS = "Its quota is still used by preempted jobs that have not stopped yet."
     # starting and running
     ADMITTED = "Capacity for {pods} pods is reserved on {nodes} nodes; they are being created."
     STARTING = "All {pods} pods were ungated together and are being bound."

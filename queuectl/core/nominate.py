@@ -1,0 +1,250 @@
+"""What one gang would get now: flavors, a place on nodes, and whose room it would need."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from queuectl.core import fit
+from queuectl.core.flavors import Assignment, Mode, Wanted, Way, assign, groups_of
+from queuectl.core.preemption import Ask, Field, Running, Victim, find_victims
+from queuectl.core.snapshot import Snapshot
+from queuectl.core.tree import height_that_fits
+from queuectl.model.objects import Flavor, Gang, Queue, Role
+from queuectl.model.plan import Admission, Placement
+from queuectl.model.policy import Cell
+from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.resources import format_quantity, is_extended, is_gpu, total
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A gang with what it would get. It can be had if it fits, or if there are victims."""
+
+    gang: Gang
+    roles: tuple[Role, ...]  # with the pods that it would start with
+    assignment: Assignment
+    placements: tuple[Placement, ...] = ()
+    victims: tuple[Victim, ...] = ()
+    wait: Why | None = None  # set when it can't be had
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether nobody has to give way."""
+        return self.wait is None and not self.victims
+
+    def admission(self) -> Admission:
+        """Return the entry as a decision."""
+        pods = {role.name: role.pods for role in self.roles}
+        return Admission(self.gang.uid, self.placements, self.assignment.usage, self.assignment.flavors, pods)
+
+
+def nominate(snapshot: Snapshot, taken: frozenset[str], gang: Gang) -> Entry:
+    """Return the best that the gang could get, with all of its pods or, if it is elastic, with as many as can be had.
+
+    ``taken``: workloads that are on their way out for somebody else.
+    """
+    search = _Search(snapshot, taken, gang)
+    full = search.entry(gang.roles)
+    spare = [role.pods - (role.pods if role.least is None else role.least) for role in gang.roles]
+    if full.wait is None or not any(spare):
+        return full
+    # The fewer pods, the easier: find the largest size that can be had by bisection, all roles shrinking alike.
+    low, high, best = 1, sum(spare), full
+    while low <= high:
+        cut = (low + high) // 2
+        roles = [replace(r, pods=r.pods - s * cut // sum(spare)) for r, s in zip(gang.roles, spare, strict=True)]
+        entry = search.entry(tuple(roles))
+        if entry.wait is None:
+            best, high = entry, cut - 1
+        else:
+            low = cut + 1
+    return best
+
+
+class _Search:
+    def __init__(self, snapshot: Snapshot, taken: frozenset[str], gang: Gang) -> None:
+        self.snapshot = snapshot
+        self.gang = gang
+        self.queue: Queue = snapshot.queues[gang.queue]
+        self.node = snapshot.later.nodes[gang.queue]
+        self.groups = groups_of(self.queue.quotas)
+        self.running = {name: [g for g in gangs if g.uid not in taken] for name, gangs in snapshot.running.items()}
+
+    def entry(self, roles: tuple[Role, ...]) -> Entry:
+        """Try flavors until quota and nodes both hold; else look for victims where it came closest."""
+        excluded: set[str] = set()  # flavors whose nodes are too few
+        short: tuple[Assignment, Why] | None = None  # the first that quota allows and nodes don't
+        assignment = self._assign(roles, excluded)
+        while assignment.mode is Mode.FIT:
+            placed = self._place(roles, assignment, ())
+            if not isinstance(placed, fit.Short):
+                wait = None if self._fits_now(assignment, ()) else why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)
+                return Entry(self.gang, roles, assignment, placed, wait=wait)
+            short = short or (assignment, self._exceeds(roles, assignment) or placed.because(Reason.WAITING_FOR_NODES))
+            spent = set(assignment.flavors.get(placed.role.name, {}).values())
+            if spent <= excluded:
+                break
+            excluded |= spent
+            assignment = self._assign(roles, excluded)
+        tried = [assignment] if assignment.mode not in {Mode.FIT, Mode.NEVER} else []
+        if short is not None and short[1].reason is Reason.WAITING_FOR_NODES:
+            tried.append(short[0])
+        for one in tried:
+            victims = self._victims(roles, one)
+            placed = self._place(roles, one, [victim.gang for victim in victims])
+            if victims and not isinstance(placed, fit.Short):
+                return Entry(self.gang, roles, one, placed, tuple(victims))
+        if short is not None and assignment.mode in {Mode.FIT, Mode.NEVER}:
+            return Entry(self.gang, roles, short[0], wait=short[1])
+        return Entry(self.gang, roles, assignment, wait=self._quota_why(assignment))
+
+    def _assign(self, roles: Sequence[Role], excluded: Collection[str]) -> Assignment:
+        rules = self.queue.preemption
+        fair = bool(self.snapshot.policy.fair_sharing)
+        return assign(
+            self.node,
+            self.groups,
+            self.queue.choice,
+            _wanted(self.queue, roles),
+            suits=lambda wanted, flavor: flavor not in excluded and self._suits(wanted, flavor),
+            try_preemption=self._try_preemption,
+            may_preempt_and_borrow=rules.borrow or fair,
+        )
+
+    def _suits(self, wanted: Wanted, flavor: str) -> bool:
+        known = self.snapshot.flavors.get(flavor)
+        if known is None:
+            return False
+        with_gpu = any(is_gpu(resource) for resource in wanted.amounts)
+        return not (with_gpu and self.gang.gpu_models) or known.gpu_model in self.gang.gpu_models
+
+    def _try_preemption(self, cell: Cell, amount: int) -> Way:
+        """Tell how an amount could be had if somebody gave way, nodes aside."""
+        field = self._field(lambda _: True)
+        victims = find_victims(field, self._ask({cell: amount}, frozenset({cell})))
+        if not victims:
+            return Way(Mode.NOBODY, height_that_fits(self.node, cell, amount)[0])
+        with field.without([victim.gang for victim in victims]):
+            height = height_that_fits(self.node, cell, amount)[0]
+        at_home = any(victim.gang.queue == self.gang.queue for victim in victims)
+        return Way(Mode.PREEMPT if at_home else Mode.RECLAIM, height)
+
+    def _victims(self, roles: Sequence[Role], assignment: Assignment) -> list[Victim]:
+        contested = frozenset(assignment.contested or assignment.usage)
+
+        def fits_beside(gone: Sequence[Running]) -> bool:
+            return self._fits_now(assignment, gone) and not isinstance(self._place(roles, assignment, gone), fit.Short)
+
+        return find_victims(self._field(fits_beside), self._ask(assignment.usage, contested))
+
+    def _field(self, fits_beside: Callable[[Sequence[Running]], bool]) -> Field:
+        return Field(
+            tree=self.snapshot.later,
+            running=self.running,
+            rules={name: queue.preemption for name, queue in self.snapshot.queues.items()},
+            fair=self.snapshot.policy.fair_sharing,
+            fits_beside=fits_beside,
+        )
+
+    def _ask(self, usage: Mapping[Cell, int], contested: frozenset[Cell]) -> Ask:
+        return Ask(self.gang.queue, self.gang.priority, self.gang.submitted_at, usage, contested)
+
+    def _fits_now(self, assignment: Assignment, gone: Sequence[Running]) -> bool:
+        """Tell whether it also fits beside those who are still there on their way out for others."""
+        with Field(self.snapshot.tree, {}, {}).without(gone):
+            return self.snapshot.tree.fits(self.gang.queue, assignment.usage)
+
+    def _place(
+        self, roles: Sequence[Role], assignment: Assignment, gone: Sequence[Running]
+    ) -> tuple[Placement, ...] | fit.Short:
+        if self.snapshot.fleet is None:
+            return ()
+        freed = [placement for gang in gone for placement in gang.placements]
+        return fit.place(self.snapshot.fleet, roles, self._flavors(roles, assignment), freed)
+
+    def _exceeds(self, roles: Sequence[Role], assignment: Assignment) -> Why | None:
+        if self.snapshot.fleet is None:
+            return None
+        return fit.exceeds_cluster(self.snapshot.fleet, roles, self._flavors(roles, assignment))
+
+    def _flavors(self, roles: Sequence[Role], assignment: Assignment) -> dict[str, Flavor]:
+        """Return for each role the flavor its nodes must be of; where it takes several, all of them in one."""
+        result = {}
+        for role in roles:
+            names = dict.fromkeys(assignment.flavors.get(role.name, {}).values())
+            result[role.name] = _combined([self.snapshot.flavors[name] for name in names])
+        return result
+
+    def _quota_why(self, assignment: Assignment) -> Why:
+        """Say what of the quota is missing."""
+        if assignment.missing is not None:
+            wanted, resource = assignment.missing
+            return self._no_flavor(wanted, resource)
+        for cell in sorted(assignment.contested or assignment.usage):
+            amount = assignment.usage.get(cell, 0)
+            available = max(0, self.node.available(cell))
+            if amount > available:
+                flavor, resource = cell
+                return why(
+                    Reason.WAITING_FOR_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
+                    missing=format_quantity(resource, amount - available),
+                    used=format_quantity(resource, self.node.usage.get(cell, 0)),
+                    nominal=format_quantity(resource, self.node.quota(cell).nominal),
+                )  # fmt: skip
+        return why(Reason.PENDING)
+
+    def _no_flavor(self, wanted: Wanted, resource: str) -> Why:
+        group = next((group for group in self.groups if resource in group.resources), None)
+        role = ", ".join(wanted.roles)
+        problem = ""
+        if not self.queue.quotas:
+            problem = "it has no quota; add spec.quotas"
+        elif group is None:
+            problem = f"none has a quota for {resource}"
+        elif not any(flavor in self.snapshot.flavors for flavor in group.flavors):
+            problem = f"ResourceFlavor {', '.join(group.flavors)} does not exist"
+        elif not any(self._suits(wanted, flavor) for flavor in group.flavors):
+            problem = f"none is of GPU model {' or '.join(self.gang.gpu_models)}"
+        if problem or group is None:
+            return why(Reason.NO_MATCHING_FLAVOR, queue=self.gang.queue, role=role, problem=problem)
+        amount = wanted.amounts[resource]
+        flavor = max(
+            (f for f in group.flavors if self._suits(wanted, f)), key=lambda f: self.node.capacity((f, resource))
+        )
+        most = self.node.capacity((flavor, resource))
+        if amount > most:
+            return why(
+                Reason.EXCEEDS_MAX_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
+                wanted=format_quantity(resource, amount), nominal=format_quantity(resource, most),
+            )  # fmt: skip
+        available = max(0, self.node.available((flavor, resource)))
+        return why(
+            Reason.WAITING_FOR_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
+            missing=format_quantity(resource, max(0, amount - available)),
+            used=format_quantity(resource, self.node.usage.get((flavor, resource), 0)),
+            nominal=format_quantity(resource, self.node.quota((flavor, resource)).nominal),
+        )  # fmt: skip
+
+
+def _wanted(queue: Queue, roles: Sequence[Role]) -> list[Wanted]:
+    """Return what counts against the queue's quotas: roles with GPUs together, so that they take one flavor.
+
+    Extended resources always count; cpu, memory and the like only where the queue has a quota for them.
+    """
+    listed = {resource for _, resource in queue.quotas}
+
+    def counted(role: Role) -> dict[str, int]:
+        return {r: n * role.pods for r, n in role.requests if n and (is_extended(r) or r in listed)}
+
+    with_gpu = [role for role in roles if any(is_gpu(resource) for resource, _ in role.requests)]
+    parts = (
+        [Wanted(tuple(role.name for role in with_gpu), total(counted(role) for role in with_gpu))] if with_gpu else []
+    )
+    return parts + [Wanted((role.name,), counted(role)) for role in roles if role not in with_gpu]
+
+
+def _combined(flavors: Sequence[Flavor]) -> Flavor:
+    if len(flavors) == 1:
+        return flavors[0]
+    labels = tuple(sorted({label for flavor in flavors for label in flavor.node_labels}))
+    tolerations = tuple(toleration for flavor in flavors for toleration in flavor.tolerations)
+    return Flavor("+".join(flavor.name for flavor in flavors), labels, tolerations)

@@ -1,0 +1,228 @@
+"""Quota over a tree of queues: who owns how much, what is lent and borrowed, and how fair it is.
+
+Each node of the tree owns its nominal quota and, through its children, what they lend. What a child uses beyond
+the part that it does not lend is counted at its parent as well, and so on up to the root. Integers only.
+The rules are those of Kueue's cohorts (KEP-79 hierarchical cohorts, KEP-1714 fair sharing).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from fractions import Fraction
+
+from queuectl.model.policy import Amounts, Cell, Quota
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of what its parent can lend a node has borrowed, for its weight; larger is less fair.
+
+    Ordered: a node of weight 0 that borrows is beyond every other.
+    """
+
+    borrowed: Fraction  # of the resource of which it is largest
+    weight: Fraction
+    cells: frozenset[Cell] = frozenset()  # where it borrows
+
+    @property
+    def borrowing(self) -> bool:
+        """Tell whether the node uses more than its subtree's quota of anything."""
+        return bool(self.cells)
+
+    @property
+    def key(self) -> tuple[bool, Fraction]:
+        """Return what shares are compared by."""
+        if not self.borrowed:
+            return (False, Fraction(0))
+        return (True, self.borrowed) if not self.weight else (False, self.borrowed / self.weight)
+
+
+class Node:
+    """A queue in the tree. Made by ``Tree``."""
+
+    __slots__ = ("children", "name", "parent", "quotas", "subtree", "usage", "weight")
+
+    def __init__(self, name: str, quotas: Mapping[Cell, Quota], weight: Fraction) -> None:
+        """Make a node without relatives."""
+        self.name = name
+        self.quotas = quotas
+        self.weight = weight
+        self.parent: Node | None = None
+        self.children: list[Node] = []
+        self.subtree: dict[Cell, int] = {}  # own nominal and what the children lend
+        self.usage: dict[Cell, int] = {}  # own, and what the children use beyond what they keep
+
+    def __repr__(self) -> str:
+        """Return the name."""
+        return f"<Node {self.name}>"
+
+    def ancestors(self) -> Iterator["Node"]:
+        """Yield parent, grandparent and so on."""
+        node = self.parent
+        while node is not None:
+            yield node
+            node = node.parent
+
+    @property
+    def root(self) -> "Node":
+        """The top of the tree."""
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    def quota(self, cell: Cell) -> Quota:
+        """Return the queue's own quota, all zero when it has none."""
+        return self.quotas.get(cell, _NONE)
+
+    def kept(self, cell: Cell) -> int:
+        """Return what the subtree owns and does not lend."""
+        limit = self.quota(cell).lending_limit
+        return 0 if limit is None else max(0, self.subtree.get(cell, 0) - limit)
+
+    def kept_free(self, cell: Cell) -> int:
+        """Return what of that nobody uses."""
+        return max(0, self.kept(cell) - self.usage.get(cell, 0))
+
+    def available(self, cell: Cell) -> int:
+        """Return how much more may be used here, by own quota and by borrowing; negative when too much is used."""
+        used = self.usage.get(cell, 0)
+        if self.parent is None:
+            return self.subtree.get(cell, 0) - used
+        above = self.parent.available(cell)
+        limit = self.quota(cell).borrowing_limit
+        if limit is not None:
+            lent = self.subtree.get(cell, 0) - self.kept(cell)
+            above = min(above, lent - max(0, used - self.kept(cell)) + limit)
+        return self.kept_free(cell) + above
+
+    def capacity(self, cell: Cell) -> int:
+        """Return how much could be used here if nothing else were used in the tree."""
+        if self.parent is None:
+            return self.subtree.get(cell, 0)
+        most = self.kept(cell) + self.parent.capacity(cell)
+        limit = self.quota(cell).borrowing_limit
+        return most if limit is None else min(most, self.subtree.get(cell, 0) + limit)
+
+    def add(self, cell: Cell, amount: int) -> None:
+        """Count usage here and, beyond what is kept, above."""
+        beyond = amount - self.kept_free(cell)
+        self.usage[cell] = self.usage.get(cell, 0) + amount
+        if self.parent is not None and beyond > 0:
+            self.parent.add(cell, beyond)
+
+    def remove(self, cell: Cell, amount: int) -> None:
+        """Stop counting usage here and above."""
+        beyond = self.usage.get(cell, 0) - self.kept(cell)
+        self.usage[cell] = self.usage.get(cell, 0) - amount
+        if self.parent is not None and beyond > 0:
+            self.parent.remove(cell, min(amount, beyond))
+
+    def borrows_with(self, cell: Cell, amount: int = 0) -> bool:
+        """Tell whether the subtree uses more than its quota once ``amount`` is added."""
+        return self.usage.get(cell, 0) + amount > self.subtree.get(cell, 0)
+
+    def within(self, cells: Iterable[Cell]) -> bool:
+        """Tell whether the subtree uses no more than its quota of any of the cells."""
+        return not any(self.borrows_with(cell) for cell in cells)
+
+    def share(self) -> Share:
+        """Return the node's weighted dominant share; a root, which borrows from nobody, has none."""
+        if self.parent is None:
+            return Share(Fraction(0), self.weight)
+        borrowed: dict[str, int] = {}
+        cells = set()
+        for cell in self.usage.keys() | self.subtree.keys():
+            over = self.usage.get(cell, 0) - self.subtree.get(cell, 0)
+            if over > 0:
+                borrowed[cell[1]] = borrowed.get(cell[1], 0) + over
+                cells.add(cell)
+        if not cells:
+            return Share(Fraction(0), self.weight)
+        lendable: dict[str, int] = {}
+        for cell in self.root.subtree:
+            if cell[1] in borrowed:
+                lendable[cell[1]] = lendable.get(cell[1], 0) + self.parent.capacity(cell)
+        ratios = (Fraction(over, lendable[r]) for r, over in borrowed.items() if lendable.get(r, 0) > 0)
+        return Share(max(ratios, default=Fraction(0)), self.weight, frozenset(cells))
+
+    def height(self) -> int:
+        """Return the distance to the furthest leaf below."""
+        return 1 + max(child.height() for child in self.children) if self.children else 0
+
+
+_NONE = Quota()
+
+
+class Tree:
+    """All queues with their usage. Names of parents that do not exist count as no parent."""
+
+    def __init__(self, queues: Iterable[tuple[str, str, Mapping[Cell, Quota], Fraction]]) -> None:
+        """Build from (name, parent or "", quotas, weight); the parents must not form a cycle."""
+        self.nodes: dict[str, Node] = {}
+        parents: dict[str, str] = {}
+        for name, parent, quotas, weight in queues:
+            self.nodes[name] = Node(name, quotas, weight)
+            parents[name] = parent
+        for name, parent in parents.items():
+            if parent in self.nodes:
+                self.nodes[name].parent = self.nodes[parent]
+                self.nodes[parent].children.append(self.nodes[name])
+        for node in self.nodes.values():
+            if node.parent is None:
+                _sum_up(node)
+
+    def copy(self) -> "Tree":
+        """Return a tree of the same queues whose usage can be changed."""
+        other = object.__new__(Tree)
+        other.nodes = {}
+        for name, node in self.nodes.items():
+            twin = copy(node)
+            twin.usage, twin.parent, twin.children = dict(node.usage), None, []
+            other.nodes[name] = twin
+        for name, node in self.nodes.items():
+            if node.parent is not None:
+                other.nodes[name].parent = other.nodes[node.parent.name]
+                other.nodes[node.parent.name].children.append(other.nodes[name])
+        return other
+
+    def add(self, queue: str, amounts: Amounts) -> None:
+        """Count a workload's usage."""
+        node = self.nodes[queue]
+        for cell, amount in amounts.items():
+            node.add(cell, amount)
+
+    def remove(self, queue: str, amounts: Amounts) -> None:
+        """Stop counting a workload's usage."""
+        node = self.nodes[queue]
+        for cell, amount in amounts.items():
+            node.remove(cell, amount)
+
+    def fits(self, queue: str, amounts: Amounts) -> bool:
+        """Tell whether the queue may use that much more now."""
+        node = self.nodes[queue]
+        return all(amount <= node.available(cell) for cell, amount in amounts.items())
+
+
+def height_that_fits(node: Node, cell: Cell, amount: int) -> tuple[int, bool]:
+    """Return the height of the lowest subtree around a queue whose own quota holds ``amount`` more, 0 for itself.
+
+    And whether that subtree is smaller than the whole tree; the whole tree's height when none holds it.
+    """
+    if not node.borrows_with(cell, amount) or node.parent is None:
+        return 0, node.parent is not None
+    rest = amount - node.kept_free(cell)
+    for ancestor in node.ancestors():
+        if not ancestor.borrows_with(cell, rest):
+            return ancestor.height(), ancestor.parent is not None
+        rest -= ancestor.kept_free(cell)
+    return node.root.height(), False
+
+
+def _sum_up(node: Node) -> None:
+    """Fill in what each subtree owns, from the leaves up."""
+    node.subtree = {cell: quota.nominal for cell, quota in node.quotas.items()}
+    for child in node.children:
+        _sum_up(child)
+        for cell, amount in child.subtree.items():
+            node.subtree[cell] = node.subtree.get(cell, 0) + amount - child.kept(cell)

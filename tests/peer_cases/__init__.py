@@ -1,0 +1,1 @@
+"""Peers' decision tables, run against the core. ``python -m tests.peer_cases FILE...``."""
