@@ -140,13 +140,17 @@ class Executor:
             try:
                 self._created(await self._writer.create_pod(manifest))
             except ApiError as error:
-                raise _RefusedError(manifest["metadata"]["name"], error) from error
+                permanent = error.status in _PERMANENT
+                raise _RefusedError(manifest["metadata"]["name"], error.message, permanent=permanent) from error
+            except NameTakenError as error:
+                if self._now() < attempt.admitted_at + GIVE_UP_SECONDS:
+                    raise  # one of a deleted job of the same name may just be going
+                raise _RefusedError(manifest["metadata"]["name"], str(error), permanent=False) from error
 
         try:
             await _all(create(manifest) for manifest in missing)
         except _RefusedError as error:
-            permanent = error.cause.status in _PERMANENT
-            return self._end(view, refused(view, error.pod, error.cause.message, permanent=permanent))
+            return self._end(view, refused(view, error.pod, error.problem, permanent=error.permanent))
         return Move(attempt.uid, attempt.number, AttemptState.CREATED)
 
     async def _ungate(self, view: View) -> Move | None:
@@ -182,10 +186,11 @@ class Executor:
 
 
 class _RefusedError(Exception):
-    def __init__(self, pod: str, cause: ApiError) -> None:
-        super().__init__(str(cause))
+    def __init__(self, pod: str, problem: str, *, permanent: bool) -> None:
+        super().__init__(problem)
         self.pod = pod
-        self.cause = cause
+        self.problem = problem
+        self.permanent = permanent
 
 
 async def _all(work: Iterable[Coroutine[object, object, None]]) -> None:
