@@ -120,7 +120,8 @@ async def test_gangs_under_a_steady_stream_of_pods_of_others(live: Stage) -> Non
 async def test_a_gang_preempted_by_others_goes_back_whole_and_uncharged(live: Stage) -> None:
     await live.nodes(2)
     await live.queue(16)
-    await live.submit("gang", 2, 8, backoffLimit=0)
+    stopping = {"local.queuectl.dev/stop-after": "2s"}
+    await live.submit("gang", 2, 8, annotations=stopping, backoffLimit=0)
     await live.until_phase("gang", "Running")
     path = "/apis/scheduling.k8s.io/v1/priorityclasses"
     name = f"{live.name}-urgent"

@@ -106,7 +106,8 @@ async def test_a_pod_removed_by_others_takes_the_gang_back_without_a_charge(live
 async def test_a_disrupted_pod_is_not_charged(live: Stage) -> None:
     await live.nodes(2)
     await live.queue(16)
-    await live.submit("gang", 2, 8, backoffLimit=0)
+    stopping = {"local.queuectl.dev/stop-after": "2s"}
+    await live.submit("gang", 2, 8, annotations=stopping, backoffLimit=0)
     await until_attempt_runs(live, "gang", 1)
     eviction = {
         "apiVersion": "policy/v1",
@@ -161,7 +162,7 @@ async def test_a_waiting_job_moves_to_another_queue(live: Stage) -> None:
     await live.until_phase("job", "Running")
     (held,) = await ledger.rows(live, "SELECT queue FROM quota_room WHERE reserved = 8 AND queue = :queue", queue=other)
     assert held == {"queue": other}
-    with pytest.raises(ApiError, match="spec.queue can't be changed while the job is Running"):
+    with pytest.raises(ApiError, match=r"spec\.queue can't be changed while the job is Running"):
         await live.patch_job("job", {"spec": {"queue": live.name}})
 
 
