@@ -17,7 +17,7 @@ from queuectl.control.world import World
 from queuectl.core.lifecycle import View, holding, refused
 from queuectl.kube import pods
 from queuectl.kube.client import ApiError, ApiUnreachableError
-from queuectl.kube.writes import NameTakenError, Writer
+from queuectl.kube.writes import DeposedError, NameTakenError, Writer
 from queuectl.model.lifecycle import STEP_OF, AttemptState, End, Move, Outcome, Step
 from queuectl.model.objects import Place, Pod
 from queuectl.model.reasons import Reason, why
@@ -91,6 +91,11 @@ class Executor:
                     # Still the attempt's step: the engine's sweep offers it again, and its deadline bounds it.
                     log.warning("step failed", uid=uid, attempt=number, step=STEP_OF[state], error=str(error))
                     metrics.STEP_FAILURES.labels(STEP_OF[state]).inc()
+                except DeposedError:
+                    raise
+                except Exception:  # one gang's trouble must not end the term of all others, and of the next leader's
+                    log.exception("step failed", uid=uid, attempt=number, step=STEP_OF[state])
+                    metrics.STEP_FAILURES.labels(STEP_OF[state]).inc()
                 finally:
                     self._waiting.discard((uid, number, state))
             if not lock.locked() and uid not in self._world.attempts:
@@ -127,20 +132,25 @@ class Executor:
         if pods.priority_class_name(view.workload.priority) not in self._world.priorities:
             await self._writer.ensure_priority_class(view.workload.priority)
         manifests = pods.manifests(job, attempt, view.workload.priority, self._world.flavors)
-        missing = [manifest for key, manifest in manifests.items() if key not in view.pods]
+        there = self._world.pods.get((attempt.uid, attempt.number), {})  # as of now, not as of before the writes above
+        missing = [manifest for key, manifest in manifests.items() if key not in there]
 
         async def create(manifest: pods.Manifest) -> None:
             self._current(attempt.uid, attempt.number, attempt.state)
             try:
                 self._created(await self._writer.create_pod(manifest))
             except ApiError as error:
-                raise _RefusedError(manifest["metadata"]["name"], error) from error
+                permanent = error.status in _PERMANENT
+                raise _RefusedError(manifest["metadata"]["name"], error.message, permanent=permanent) from error
+            except NameTakenError as error:
+                if self._now() < attempt.admitted_at + GIVE_UP_SECONDS:
+                    raise  # one of a deleted job of the same name may just be going
+                raise _RefusedError(manifest["metadata"]["name"], str(error), permanent=False) from error
 
         try:
             await _all(create(manifest) for manifest in missing)
         except _RefusedError as error:
-            permanent = error.cause.status in _PERMANENT
-            return self._end(view, refused(view, error.pod, error.cause.message, permanent=permanent))
+            return self._end(view, refused(view, error.pod, error.problem, permanent=error.permanent))
         return Move(attempt.uid, attempt.number, AttemptState.CREATED)
 
     async def _ungate(self, view: View) -> Move | None:
@@ -176,10 +186,11 @@ class Executor:
 
 
 class _RefusedError(Exception):
-    def __init__(self, pod: str, cause: ApiError) -> None:
-        super().__init__(str(cause))
+    def __init__(self, pod: str, problem: str, *, permanent: bool) -> None:
+        super().__init__(problem)
         self.pod = pod
-        self.cause = cause
+        self.problem = problem
+        self.permanent = permanent
 
 
 async def _all(work: Iterable[Coroutine[object, object, None]]) -> None:

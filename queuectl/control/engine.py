@@ -154,6 +154,7 @@ class Engine:
         world, self._plan_again = self._world, False
         changes = world.take_changes()
         submissions = world.submissions(changes.submissions)
+        world.restated |= changes.submissions  # those that the plan leaves out have a status too
         started = time.perf_counter()
         decided = plan(world.snapshot(), now)
         metrics.PLAN_SECONDS.observe(time.perf_counter() - started)

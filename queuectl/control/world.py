@@ -73,18 +73,17 @@ class World:
 
     def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         """Take in a changed pod, ours or another's."""
-        for pod in (old, new):
-            if pod is None or not pod.workload:
-                continue
-            peers = self.pods.setdefault((pod.workload, pod.attempt), {})
-            if new is None:
-                peers.pop((pod.role, pod.index), None)
-            else:
-                peers[pod.role, pod.index] = new
-            self.touched.add(pod.workload)
-            self.restated.add(pod.workload)
+        if new is not None and new.workload:
+            self.pods.setdefault((new.workload, new.attempt), {})[new.role, new.index] = new
+        if old is not None and old.workload and (new is None or _identity(new) != _identity(old)):
+            peers = self.pods.get((old.workload, old.attempt), {})
+            peers.pop((old.role, old.index), None)
             if not peers:
-                del self.pods[pod.workload, pod.attempt]
+                self.pods.pop((old.workload, old.attempt), None)
+        for pod in (old, new):
+            if pod is not None and pod.workload:
+                self.touched.add(pod.workload)
+                self.restated.add(pod.workload)
         if old is not None and (new is None or new.uid != old.uid):
             self._uncount(old)
         if new is not None:
@@ -374,6 +373,11 @@ class World:
 
     def _priority(self, job: Job) -> int:
         return self.priorities.get(job.priority_class, 0) if job.priority_class else job.gang.priority
+
+
+def _identity(pod: Pod) -> tuple[str, int, str, int]:
+    """Return what our labels say, which anybody may change."""
+    return pod.workload, pod.attempt, pod.role, pod.index
 
 
 def broken_queues(queues: Mapping[str, Queue]) -> dict[str, str]:

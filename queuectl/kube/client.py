@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import msgspec
@@ -22,6 +24,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 
 REQUEST_SECONDS = 30.0  # one request, answer included
 CONNECT_SECONDS = 5.0
+READ_BYTES = 2**21  # of a stream read ahead
 QUIET_SECONDS = 150.0  # a watch without event or bookmark for so long is dead; bookmarks come each minute
 
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount/token"
@@ -53,8 +56,15 @@ class KubeClient:
         self._api = api
         self._kubeconfig = kubeconfig
         self._context = context
-        self._session: aiohttp.ClientSession = api.rest_client.pool_manager
         self._host: str = (api.configuration.host or "").rstrip("/")
+        # The library's session looks for a proxy and for a .netrc anew, in a thread, with every request.
+        self._session = aiohttp.ClientSession(
+            connector=api.rest_client.pool_manager.connector,
+            connector_owner=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            proxy=api.configuration.proxy or _proxy_of_environment(self._host),
+            read_bufsize=READ_BYTES,
+        )
 
     @classmethod
     async def open(cls, kubeconfig: str | None = None, *, context: str | None = None) -> Self:
@@ -72,6 +82,7 @@ class KubeClient:
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._session.close()
         await self._api.close()
 
     async def __aenter__(self) -> Self:
@@ -172,6 +183,11 @@ async def _load(kubeconfig: str | None, context: str | None) -> Configuration:
             f"no usable kubeconfig: {error}; name one with --kubeconfig or $KUBECONFIG"
         ) from error
     return configuration
+
+
+def _proxy_of_environment(host: str) -> str | None:
+    url = urlsplit(host)
+    return None if not url.hostname or proxy_bypass(url.hostname) else getproxies().get(url.scheme)
 
 
 def _raise_for_status(status: int, answer: bytes) -> None:

@@ -293,6 +293,11 @@ def _role(role: Mapping[str, Any]) -> Role:
     affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"
     ) or {}
+    gates = spec.get("schedulingGates")
+    if gates is not None and not isinstance(gates, list):
+        raise ValueError(
+            f"schedulingGates of role {role['name']} is {gates!r}; write a list, such as [{{name: ready}}]"
+        )
     constraints = Constraints(
         selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
         terms=tuple(

@@ -1,7 +1,6 @@
 """A gang's pods as the API server gets them: created gated, then pinned and ungated by one patch each."""
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 from queuectl.core.lifecycle import PodKey
@@ -114,12 +113,15 @@ def ungate_patch(job: Job, role: str, node: str, uid: str) -> list[Manifest]:
 
 def pinned(affinity: Mapping[str, Any], node: str) -> Manifest:
     """Return the affinity with every alternative narrowed to one node."""
-    result = deepcopy(dict(affinity))
-    required = result.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    node_affinity = affinity.get("nodeAffinity") or {}  # null stands for absent
+    required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     pin = {"key": "metadata.name", "operator": "In", "values": [node]}
-    for term in required.setdefault("nodeSelectorTerms", [{}]):
-        term["matchFields"] = [*(term.get("matchFields") or ()), pin]
-    return result
+    terms = [
+        {**term, "matchFields": [*(term.get("matchFields") or ()), pin]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    required = {**required, "nodeSelectorTerms": terms}
+    return {**affinity, "nodeAffinity": {**node_affinity, "requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
 def _toleration(toleration: Toleration) -> Manifest:

@@ -19,7 +19,7 @@ from queuectl.kube.client import JSON_PATCH, KubeClient
 from queuectl.kube.names import jobs_path, pods_path
 from queuectl.store.embedded import EmbeddedPostgres
 from tests.bench.load import NAMESPACE, Load
-from tests.bench.plane import Plane, count_writes, cpu_seconds, fresh_plane, machine_seconds, peak_memory
+from tests.bench.plane import Plane, Write, count_writes, cpu_seconds, fresh_plane, machine_seconds, peak_memory
 from tests.bench.sightings import watching
 from tests.support.eventually import eventually
 from tests.support.stage import Controller
@@ -43,7 +43,7 @@ class Run:
     running: list[float] = field(default_factory=list)
     writes: dict[str, int] = field(default_factory=dict)  # all writing requests that the API server has counted
     own_writes: dict[str, int] = field(default_factory=dict)  # those of the controller, or of the bare client
-    refused: int = 0  # of all writing requests
+    refused: dict[str, int] = field(default_factory=dict)  # of `writes`
     cpu: dict[str, float] = field(default_factory=dict)  # process → CPU seconds, until the last status was written
     others_share: float = 0.0  # of the machine's CPU time in use, what none of these processes used
     memory: int = 0  # the controller's peak
@@ -173,12 +173,16 @@ async def _measure(run: Run, load: Load, plane: Plane, start: Start, own: Mappin
         everything = machine_seconds() - machine
         run.others_share = max(0.0, 1 - sum(run.cpu.values()) / everything) if everything else 0.0
         now, refused_now = await count_writes(plane.client)
-    run.refused = refused_now - refused
-    run.writes = {" ".join(write): count for write, count in sorted((Counter(now) - counted).items())}
+    run.refused = _named(refused_now - refused)
+    run.writes = _named(now - counted)
     bound, ready = sightings.bound(), sightings.ready()
     run.all_bound, run.all_running = max(bound.values()) - began, max(ready.values()) - began
     run.bound = sorted(at - submitted[gang] for gang, at in bound.items())
     run.running = sorted(at - submitted[gang] for gang, at in ready.items())
+
+
+def _named(writes: Counter[Write]) -> dict[str, int]:
+    return {" ".join(write): count for write, count in sorted(writes.items())}
 
 
 async def _told_running(client: KubeClient, load: Load) -> bool:

@@ -49,7 +49,7 @@ def figures(run: Run, load: Load) -> dict[str, float]:
         "own events per gang": own.get("POST events", 0) / gangs,
         "own writes in all, per pod": sum(own.values()) / pods,
         "everybody's writes per pod": sum(run.writes.values()) / pods,
-        "refused writes": run.refused,
+        "refused writes, everybody's": sum(run.refused.values()),
         "attempts per gang": run.attempts / gangs if run.attempts else float("nan"),
         "controller CPU, s": run.cpu.get("controller", float("nan")),
         "controller peak memory, MiB": run.memory / MIB if run.memory else float("nan"),
@@ -74,7 +74,9 @@ def summary(runs: Sequence[Run], load: Load) -> dict[str, Any]:
         kinds.setdefault(run.kind, []).append(figures(run, load))
     medians = {kind: {name: median(f[name] for f in found) for name in found[0]} for kind, found in kinds.items()}
     result: dict[str, Any] = {"load": asdict(load), "kinds": medians, "rounds": max(map(len, kinds.values()))}
-    result["writes"] = {run.kind: {"own": run.own_writes, "everybody": run.writes} for run in runs}  # of the last round
+    result["writes"] = {
+        run.kind: {"own": run.own_writes, "everybody": run.writes, "refused": run.refused} for run in runs
+    }  # of the last round
     result["troubles"] = {f"round {number}": run.troubles for number, run in enumerate(runs, 1) if run.troubles}
     bare = {kind: found for kind, found in medians.items() if kind.startswith("bare")}
     if bare and "controller" in medians:

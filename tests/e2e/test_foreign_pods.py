@@ -22,19 +22,19 @@ def _settled(job: dict[str, Any]) -> bool:
     return job.get("status", {}).get("phase") in {"Running", "Pending"}
 
 
-async def _until_all_settled(stage: Stage) -> dict[str, str]:
-    """Wait until each gang runs whole or waits and has no pod and no reservation; return the phases."""
+async def _until_all_settled(stage: Stage, *gangs: str) -> dict[str, str]:
+    """Wait until each gang runs whole, or waits and has no pod and no reservation; return the phases."""
 
     async def look() -> dict[str, str] | None:
         jobs = await stage.jobs()
-        if len(jobs) < len(GANGS) or not all(_settled(job) for job in jobs):
+        if len(jobs) < len(gangs) or not all(_settled(job) for job in jobs):
             return None
         phases = {job["metadata"]["name"]: job["status"]["phase"] for job in jobs}
         for name, phase in phases.items():
             pods = await stage.pods(name)
             if phase == "Pending" and pods:
                 return None
-            if phase == "Running" and not (len(pods) == PODS and all(p["spec"].get("nodeName") for p in pods)):
+            if phase == "Running" and not all(pod["spec"].get("nodeName") for pod in pods):
                 return None
         held = """
             SELECT name FROM attempt JOIN workload ON uid = workload_uid
@@ -54,7 +54,7 @@ async def test_gangs_and_pods_of_others_arrive_in_the_same_second(live: Stage) -
         await asyncio.gather(
             *(live.submit(name, PODS, 1) for name in GANGS), *(live.others_pod(name, 1) for name in others)
         )
-        phases = await _until_all_settled(live)
+        phases = await _until_all_settled(live, *GANGS)
         bound = [pod for pod in await live.pods() if pod["metadata"]["name"] in others and pod["spec"].get("nodeName")]
         running = [name for name in GANGS if phases[name] == "Running"]
         assert len(running) == (80 - len(bound)) // 8, f"{len(bound)} pods of others left room for more"
@@ -115,3 +115,32 @@ async def test_gangs_under_a_steady_stream_of_pods_of_others(live: Stage) -> Non
         await ledger.until_free(live)
     lost = "SELECT kind FROM event JOIN workload ON uid = workload_uid WHERE kind = 'PlaceLost' AND namespace = :mine"
     assert await ledger.rows(live, lost, mine=live.namespace), "others never took a place: this has shown nothing"
+
+
+async def test_a_gang_preempted_by_others_goes_back_whole_and_uncharged(live: Stage) -> None:
+    await live.nodes(2)
+    await live.queue(16)
+    stopping = {"local.queuectl.dev/stop-after": "2s"}
+    await live.submit("gang", 2, 8, annotations=stopping, backoffLimit=0)
+    await live.until_phase("gang", "Running")
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    name = f"{live.name}-urgent"
+    body = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1000}
+    await live.client.request("POST", path, body=body)
+    try:
+        await live.others_pod("urgent", 8, priorityClassName=name)
+
+        async def runs() -> bool:
+            return any(
+                pod["metadata"]["name"] == "urgent" and pod["status"]["phase"] == "Running" for pod in await live.pods()
+            )
+
+        await eventually(runs, "the urgent pod runs")
+        await _until_all_settled(live, "gang")
+        job = await live.until_reason("gang", "WaitingForNodes")
+        assert job["status"]["failures"] == 0
+        assert "PodDisrupted" in await ledger.history(live, "gang")
+        await live.delete_pod("urgent")
+        await live.until_phase("gang", "Running")
+    finally:
+        await live.client.request("DELETE", f"{path}/{name}")

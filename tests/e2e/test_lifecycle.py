@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from queuectl.kube.client import ApiError
 from tests.support import ledger, manifests
 from tests.support.eventually import eventually
 from tests.support.stage import GPU, Controller, Stage
@@ -103,7 +106,8 @@ async def test_a_pod_removed_by_others_takes_the_gang_back_without_a_charge(live
 async def test_a_disrupted_pod_is_not_charged(live: Stage) -> None:
     await live.nodes(2)
     await live.queue(16)
-    await live.submit("gang", 2, 8, backoffLimit=0)
+    stopping = {"local.queuectl.dev/stop-after": "2s"}
+    await live.submit("gang", 2, 8, annotations=stopping, backoffLimit=0)
     await until_attempt_runs(live, "gang", 1)
     eviction = {
         "apiVersion": "policy/v1",
@@ -146,6 +150,20 @@ async def test_hold_and_release(live: Stage) -> None:
     await live.end_pods("held", exit_code=1)
     job = await live.until_reason("held", "Held")
     assert job["status"]["failures"] == 1
+
+
+async def test_a_waiting_job_moves_to_another_queue(live: Stage) -> None:
+    await live.nodes(1)
+    await live.queue(4)
+    other = await live.queue(8, "other")
+    await live.submit("job", 1, 8)
+    await live.until_reason("job", "ExceedsMaxQuota")
+    await live.patch_job("job", {"spec": {"queue": other}})
+    await live.until_phase("job", "Running")
+    (held,) = await ledger.rows(live, "SELECT queue FROM quota_room WHERE reserved = 8 AND queue = :queue", queue=other)
+    assert held == {"queue": other}
+    with pytest.raises(ApiError, match=r"spec\.queue can't be changed while the job is Running"):
+        await live.patch_job("job", {"spec": {"queue": live.name}})
 
 
 async def test_a_finished_job_is_deleted_after_its_ttl(live: Stage) -> None:

@@ -2,66 +2,67 @@
 
 from typing import Any
 
-from queuectl.kube.names import pod_name
+from queuectl.kube.client import MERGE_PATCH
+from queuectl.kube.names import WORKLOAD_LABEL, pod_name, pods_path
 from tests.support import ledger
-from tests.support.proxy import Proxy, Then
 from tests.support.stage import Stage
 
 
-async def test_a_job_that_cannot_let_go_keeps_no_other_from_it(stage: Stage, proxy: Proxy) -> None:
-    await stage.nodes(1)
-    await stage.queue(8)
-
-    async def refuse() -> Then:
-        return Then.REFUSE
-
-    rule = proxy.on(lambda method, path, _: method == "PATCH" and path.endswith("/a-stuck"), nth=0, do=refuse)
-    stage.controller(kubeconfig=proxy.kubeconfig).start()
-    for name in ("a-stuck", "b-free"):
-        await stage.submit(name, 1, 1)
-        await stage.until_phase(name, "Running")
-    await stage.delete_job("a-stuck")
-    await rule.until_fired()
-    await stage.delete_job("b-free")
-    await stage.until_gone("b-free")
-    assert await stage.get_job("a-stuck")
-    rule.nth = -1
-    await stage.until_gone("a-stuck")
-    await ledger.until_free(stage)
-
-
-async def test_a_priority_class_that_somebody_deletes_is_made_again(stage: Stage) -> None:
-    await stage.nodes(1)
-    await stage.queue(8)
-    stage.controller().start()
-    await stage.submit("first", 1, 1, priority=77, run_seconds=0)
-    await stage.until_phase("first", "Succeeded")
-    await stage.client.request("DELETE", "/apis/scheduling.k8s.io/v1/priorityclasses/queuectl-77")
-    await stage.submit("second", 1, 1, priority=77, run_seconds=0)
-    job = await stage.until_phase("second", "Succeeded")
+async def test_a_priority_class_that_somebody_deletes_is_made_again(live: Stage) -> None:
+    await live.nodes(1)
+    await live.queue(8)
+    await live.submit("first", 1, 1, priority=77, run_seconds=0)
+    await live.until_phase("first", "Succeeded")
+    await live.client.request("DELETE", "/apis/scheduling.k8s.io/v1/priorityclasses/queuectl-77")
+    await live.submit("second", 1, 1, priority=77, run_seconds=0)
+    job = await live.until_phase("second", "Succeeded")
     assert job["status"]["attempt"] <= 2  # the first may not have heard of the deletion yet
 
 
-async def test_gangs_whose_names_are_taken_hold_up_nobody_else(stage: Stage) -> None:
+async def test_gangs_whose_names_are_taken_hold_up_nobody_else(live: Stage) -> None:
     """As many as the executor has workers; each waits for its name until its start deadline."""
-    await stage.nodes(2)
-    await stage.queue(16)
+    await live.nodes(2)
+    await live.queue(16)
     spec: dict[str, Any] = {
         "containers": [{"name": "main", "image": "none"}],
         "schedulingGates": [{"name": "example.com/never"}],
     }
     blocked = [f"blocked-{i}" for i in range(8)]
     for name in blocked:
-        metadata = {"name": pod_name(name, "worker", 1, 0), "namespace": stage.namespace}
-        await stage.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-        await stage.submit(name, 1, 1)
-    controller = stage.controller()
-    controller.start()
+        metadata = {"name": pod_name(name, "worker", 1, 0), "namespace": live.namespace}
+        await live.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+        await live.submit(name, 1, 1)
     for name in blocked:
-        await stage.until_phase(name, "Starting")
-    await stage.submit("free", 1, 1, run_seconds=0)
-    await stage.until_phase("free", "Succeeded", seconds=50)
+        await live.until_phase(name, "Starting")
+    await live.submit("free", 1, 1, run_seconds=0)
+    await live.until_phase("free", "Succeeded", seconds=50)
     for name in blocked:
-        await stage.delete_pod(pod_name(name, "worker", 1, 0))
+        await live.delete_pod(pod_name(name, "worker", 1, 0))
     for name in blocked:
-        await stage.until_phase(name, "Running")
+        await live.until_phase(name, "Running")
+
+
+async def test_a_template_that_nobody_can_read_is_named_and_one_with_nulls_runs(live: Stage) -> None:
+    await live.nodes(1)
+    await live.queue(8)
+    await live.submit("gates", 1, 1, pod={"schedulingGates": 5})
+    job = await live.until_reason("gates", "Misconfigured")
+    assert "schedulingGates of role worker is 5; write a list" in job["status"]["message"]
+    nothing: dict[str, Any] = {"nodeAffinity": None}
+    await live.submit("nulls", 1, 1, run_seconds=0, pod={"affinity": nothing, "tolerations": None})
+    await live.until_phase("nulls", "Succeeded")
+
+
+async def test_a_pod_whose_labels_are_taken_away_is_lost_to_its_gang(live: Stage) -> None:
+    await live.nodes(1)
+    await live.queue(8)
+    await live.submit("first", 2, 2)
+    await live.until_phase("first", "Running")
+    path = pods_path(live.namespace, pod_name("first", "worker", 1, 1))
+    labels = {WORKLOAD_LABEL: None}
+    await live.client.request("PATCH", path, body={"metadata": {"labels": labels}}, content_type=MERGE_PATCH)
+    await live.until_job("first", lambda s: s.get("attempt") == 2 and s.get("phase") == "Running", "runs again")
+    assert [event for event in await ledger.history(live, "first") if event == "PodLost"]
+    await live.client.request("DELETE", path)
+    await live.delete_job("first")
+    await live.until_gone("first")

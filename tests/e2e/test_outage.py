@@ -15,7 +15,7 @@ from tests.support import ledger
 from tests.support.databases import embedded_server
 from tests.support.eventually import eventually
 from tests.support.observer import observing
-from tests.support.proxy import Proxy
+from tests.support.proxy import Proxy, Then
 from tests.support.stage import Controller, Stage
 
 OUTAGE_SECONDS = 30
@@ -148,3 +148,25 @@ async def test_a_controller_waits_for_an_api_server_that_is_not_there_yet(stage:
     assert controller.running
     proxy.refusing = False
     await stage.until_phase("first", "Succeeded")
+
+
+async def test_a_job_that_cannot_let_go_keeps_no_other_from_it(stage: Stage, proxy: Proxy) -> None:
+    await stage.nodes(1)
+    await stage.queue(8)
+
+    async def refuse() -> Then:
+        return Then.REFUSE
+
+    rule = proxy.on(lambda method, path, _: method == "PATCH" and path.endswith("/a-stuck"), nth=0, do=refuse)
+    stage.controller(kubeconfig=proxy.kubeconfig).start()
+    for name in ("a-stuck", "b-free"):
+        await stage.submit(name, 1, 1)
+        await stage.until_phase(name, "Running")
+    await stage.delete_job("a-stuck")
+    await rule.until_fired()
+    await stage.delete_job("b-free")
+    await stage.until_gone("b-free")
+    assert await stage.get_job("a-stuck")
+    rule.nth = -1
+    await stage.until_gone("a-stuck")
+    await ledger.until_free(stage)

@@ -110,7 +110,10 @@ async def test_a_pod_of_another_with_the_name_of_ours(live: Stage) -> None:
     await live.nodes(2)
     await live.queue(16)
     await live.others_pod("gang-worker-1-0", 1)
-    await live.submit("gang", 1, 8, startDeadlineSeconds=3)
-    await live.until_phase("gang", "Running", seconds=60)
+    await live.submit("gang", 1, 8)
+    job = await live.until_job("gang", requeued("PodsRefused"), "is requeued for PodsRefused")
+    assert "a pod gang-worker-1-0 exists that is not of this attempt" in job["status"]["message"]
+    await live.until_phase("gang", "Running")
+    assert [pod["metadata"]["name"] for pod in await live.pods("gang")] == ["gang-worker-2-0"]
     other = await live.client.request("GET", pods_path(live.namespace, "gang-worker-1-0"))
     assert "deletionTimestamp" not in other["metadata"]

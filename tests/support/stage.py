@@ -229,11 +229,12 @@ class Stage:
                 body = {"metadata": {"annotations": annotations}}
                 await self.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
-    async def others_pod(self, name: str, gpus: int) -> Object:
+    async def others_pod(self, name: str, gpus: int, **more: Any) -> Object:
         """Create a pod that is not under queuectl, for any of the stage's nodes."""
         spec = {
             "nodeSelector": {STAGE_LABEL: self.name},
             "containers": [{"name": "main", "image": "other:1", "resources": {"limits": {GPU: gpus}}}],
+            **more,
         }
         meta = {"name": name, "namespace": self.namespace}
         return await self.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
