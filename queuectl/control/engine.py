@@ -9,7 +9,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -20,10 +20,10 @@ from queuectl.control.world import World
 from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import next_move
 from queuectl.kube.writes import Writer
-from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, WorkloadState
 from queuectl.model.objects import Pod
-from queuectl.model.plan import Admission, Plan
-from queuectl.model.reasons import Reason, why
+from queuectl.model.plan import Admission, Plan, Preempt
+from queuectl.model.reasons import CAUSES, Reason, why
 from queuectl.store.ledger import Ledger
 
 SWEEP_SECONDS = 1.0  # between two looks at what no event tells of
@@ -156,7 +156,8 @@ class Engine:
         submissions = world.submissions(changes.submissions)
         world.restated |= changes.submissions  # those that the plan leaves out have a status too
         started = time.perf_counter()
-        decided = plan(world.snapshot(), now)
+        snapshot = world.snapshot()
+        decided = plan(snapshot, now)
         metrics.PLAN_SECONDS.observe(time.perf_counter() - started)
         nodes = {name: world.fleet.room(name) for name in changes.nodes}
         queues = {name: world.queues.get(name) for name in changes.queues}
@@ -171,7 +172,10 @@ class Engine:
                 quotas={name: queue.nominal for name, queue in queues.items() if queue},
                 queues_gone=[name for name, queue in queues.items() if not queue],
                 changed_by={name: queue.changed_by for name, queue in queues.items() if queue},
+                limits=world.holdings.limits(queues),
+                ancestors=world.holdings.ancestors(world.queues),
                 admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
+                preemptions=[self._preemption(preempt) for preempt in decided.preemptions],
             )
         for attempt in result.admitted:
             workload = world.workloads[attempt.uid]
@@ -180,6 +184,7 @@ class Engine:
             self.executor.offer(attempt.uid)
             metrics.ADMITTED.labels(workload.queue).inc()
             metrics.ADMISSION_WAIT.labels(workload.queue).observe(max(0.0, now - workload.submitted_at))
+        self._take_claims(decided, result.claimed)
         self._take_refusals(decided, set(result.refused))
         self._restate(decided)
         if decided.admissions:
@@ -188,10 +193,39 @@ class Engine:
                 seconds=round(time.perf_counter() - started, 4),
             )  # fmt: skip
 
+    def _preemption(self, preempt: Preempt) -> tuple[Preempt, int, dict[str, End]]:
+        """Return a preemption as the ledger takes it: with the generation planned for and its victims' ends."""
+        world, uid = self._world, preempt.admission.uid
+        winner = world.workloads[uid]
+        job = f"{winner.namespace}/{winner.name}"
+        facts = {"job": job, "queue": winner.queue, "priority": winner.priority}
+        ends = {
+            victim: End(why(Reason.PREEMPTED, **facts, cause=CAUSES[cause]), Outcome.REQUEUE)
+            for victim, cause in preempt.victims
+        }
+        return preempt, world.jobs[uid].generation, ends
+
+    def _take_claims(self, decided: Plan, claimed: Sequence[Attempt]) -> None:
+        """Take in what the ledger has promised to preemptors, and have their victims go."""
+        promised = {attempt.uid: attempt for attempt in claimed}
+        for preempt in decided.preemptions:
+            attempt = promised.get(preempt.admission.uid)
+            if attempt is None:
+                continue
+            _, _, ends = self._preemption(preempt)
+            for victim, end in ends.items():
+                self._reporter.event(victim, end.why, warning=True)
+                self._world.evicted(victim, end)
+                self.executor.offer(victim)
+                metrics.ENDED.labels(end.why.code).inc()
+            self._world.admitted(attempt)
+            self._reporter.event(attempt.uid, why(Reason.WAITING_FOR_VICTIMS, count=len(ends)))
+
     def _take_refusals(self, decided: Plan, refused: set[str]) -> None:
         """Have the ledger told anew what it seems not to know, and plan again."""
         metrics.REFUSED.inc(len(refused))
-        again: list[Admission] = [admission for admission in decided.admissions if admission.uid in refused]
+        admissions = (*decided.admissions, *(preempt.admission for preempt in decided.preemptions))
+        again: list[Admission] = [admission for admission in admissions if admission.uid in refused]
         for admission in again:
             self._world.changes.nodes |= {placement.node for placement in admission.placements}
             self._world.changes.queues.add(self._world.workloads[admission.uid].queue)
@@ -227,5 +261,5 @@ class Engine:
             for (flavor, resource), nominal in queue.nominal.items():
                 metrics.QUOTA.labels(queue.name, flavor, resource).set(nominal)
                 metrics.USAGE.labels(queue.name, flavor, resource).set(
-                    world.usage.get((queue.name, flavor, resource), 0)
+                    world.holdings.used(queue.name, (flavor, resource))
                 )

@@ -227,7 +227,7 @@ class Reporter:
                     queue,
                     pending=waiting[name],
                     running=active[name],
-                    usage=self._world.usage,
+                    used=lambda cell, name=name: self._world.holdings.used(name, cell),
                     problem=broken.get(name, ""),
                     now=self._now(),
                 ),

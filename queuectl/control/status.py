@@ -1,13 +1,13 @@
 """What the statuses of jobs and queues should say. Pure; ``control.report`` writes it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from queuectl.core.lifecycle import PodKey, ready
-from queuectl.core.snapshot import QuotaKey
 from queuectl.model.lifecycle import Attempt, AttemptState, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Job, Pod, Queue
+from queuectl.model.policy import Cell
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity
 
@@ -21,7 +21,8 @@ def phase(workload: Workload, attempt: Attempt | None) -> str:
         return "Succeeded" if succeeded else "Failed"
     if attempt is None:
         return "Pending"
-    return {AttemptState.RUNNING: "Running", AttemptState.ENDING: "Stopping"}.get(attempt.state, "Starting")
+    words = {AttemptState.CLAIMED: "Pending", AttemptState.RUNNING: "Running", AttemptState.ENDING: "Stopping"}
+    return words.get(attempt.state, "Starting")
 
 
 def reason(workload: Workload, attempt: Attempt | None, wait: Why | None) -> Why:
@@ -34,6 +35,8 @@ def reason(workload: Workload, attempt: Attempt | None, wait: Why | None) -> Why
         return attempt.end.why
     pods = sum(placement.pods for placement in attempt.placements)
     match attempt.state:
+        case AttemptState.CLAIMED:
+            return why(Reason.WAITING_FOR_VICTIMS, count=len(attempt.victims))
         case AttemptState.RUNNING:
             return why(Reason.RUNNING, pods=pods)
         case AttemptState.UNGATED:
@@ -86,8 +89,8 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
     finished = workload.state is WorkloadState.FINISHED
     running = attempt is not None and attempt.state is AttemptState.RUNNING
     told = [
-        ("QuotaReserved", attempt is not None, cause),
-        ("Admitted", attempt is not None, cause),
+        ("QuotaReserved", attempt is not None and attempt.holds, cause),
+        ("Admitted", attempt is not None and attempt.holds, cause),
         ("PodsReady", running, cause),
     ]
     end = attempt.end if attempt else workload.last_end
@@ -101,7 +104,7 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
 
 
 def of_queue(
-    queue: Queue, *, pending: int, running: int, usage: Mapping[QuotaKey, int], problem: str, now: float
+    queue: Queue, *, pending: int, running: int, used: Callable[[Cell], int], problem: str, now: float
 ) -> Status:
     """Return the whole status of a queue."""
     ready_why = (
@@ -115,7 +118,7 @@ def of_queue(
             {
                 "flavor": flavor,
                 "resource": resource,
-                "amount": format_quantity(resource, usage.get((queue.name, flavor, resource), 0)),
+                "amount": format_quantity(resource, used((flavor, resource))),
                 "nominal": format_quantity(resource, nominal),
             }
             for (flavor, resource), nominal in queue.nominal.items()

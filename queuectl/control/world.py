@@ -7,10 +7,11 @@ what has changed since the last look, so that a cycle costs what changed and not
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from queuectl.control.holdings import Holdings
 from queuectl.core.fleet import Fleet
 from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
-from queuectl.core.snapshot import QuotaKey, Snapshot
-from queuectl.model.lifecycle import Attempt, AttemptState, Move, Outcome, Workload, WorkloadState
+from queuectl.core.snapshot import Policy, Snapshot
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Constraints, Flavor, Gang, Job, Node, Place, Pod, Queue
 from queuectl.model.plan import Plan
 from queuectl.model.reasons import Reason, Why, why
@@ -34,7 +35,7 @@ class Changes:
 class World:
     """One leader's view, made anew for each term."""
 
-    def __init__(self, back_off: BackOff) -> None:
+    def __init__(self, back_off: BackOff, policy: Policy = Policy()) -> None:  # noqa: B008 - frozen
         """Start empty; informers fill it before ``load``."""
         self.fleet = Fleet()
         self.queues: dict[str, Queue] = {}
@@ -48,13 +49,14 @@ class World:
         self.changes = Changes()
         self.touched: set[str] = set()  # workloads whose next move must be looked at
         self.restated: set[str] = set()  # workloads whose status may have changed
-        self.usage: dict[QuotaKey, int] = {}
+        self.holdings = Holdings(self.fleet)
+        self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
         self._on_node: dict[str, set[str]] = {}  # node → workloads with a reservation there
         self._barred: dict[str, int] = {}  # workload → generation whose pods the API server finds invalid
         self._seq = 0
         self._back_off = back_off
-        self._loaded = False
+        self._replant = True
 
     # What informers tell
 
@@ -98,6 +100,7 @@ class World:
         elif old is not None:
             self.queues.pop(old.name, None)
         self.changes.queues.add((new or old).name)  # type: ignore[union-attr]
+        self._replant = True
 
     def on_flavor(self, old: Flavor | None, new: Flavor | None) -> None:
         """Take in a changed flavor."""
@@ -110,9 +113,7 @@ class World:
         self.fleet.forget_masks()
         self.touched |= self.attempts.keys()
         name = (new or old).name  # type: ignore[union-attr]
-        self.changes.queues |= {
-            queue.name for queue in self.queues.values() if any(f == name for f, _ in queue.nominal)
-        }
+        self.changes.queues |= {queue.name for queue in self.queues.values() if any(f == name for f, _ in queue.quotas)}
 
     def on_priority_class(self, old: tuple[str, int] | None, new: tuple[str, int] | None) -> None:
         """Take in a changed PriorityClass."""
@@ -144,7 +145,6 @@ class World:
         self.workloads = {workload.uid: workload for workload in workloads}
         for attempt in attempts:
             self.admitted(attempt)
-        self._loaded = True
         self.changes = Changes(set(self.fleet.node_names()), set(self.queues), set(self.jobs))
         self.touched = set(self.jobs) | set(self.workloads)
 
@@ -153,7 +153,10 @@ class World:
         workload = self.workloads[attempt.uid]
         self.workloads[attempt.uid] = replace(workload, state=WorkloadState.ACTIVE, attempt=attempt.number)
         self.attempts[attempt.uid] = attempt
-        self._reserve(attempt, +1)
+        self.holdings.add(self.workloads[attempt.uid], attempt)
+        for placement in attempt.placements:
+            self._on_node.setdefault(placement.node, set()).add(attempt.uid)
+        self._recount(attempt)
         self.touched.add(attempt.uid)
         self.restated.add(attempt.uid)
 
@@ -165,14 +168,28 @@ class World:
             state=move.to,
             end=move.end or attempt.end,
             running_at=now if move.to is AttemptState.RUNNING else attempt.running_at,
+            admitted_at=now if move.to is AttemptState.RESERVED else attempt.admitted_at,
+            holds=attempt.holds or move.to is AttemptState.RESERVED,
         )
         self.attempts[move.uid] = attempt
+        self.holdings.update(attempt)
         if move.to is AttemptState.RUNNING:
             self.workloads[move.uid] = replace(workload, late_starts=0)
         if move.to is AttemptState.ENDED:
             self._ended(workload, attempt, now)
         self.touched.add(move.uid)
         self.restated.add(move.uid)
+
+    def evicted(self, uid: str, end: End) -> None:
+        """Take in that the ledger has promised a workload's room to somebody and ends its attempt for it."""
+        attempt = self.attempts[uid]
+        ending = attempt.state is AttemptState.ENDING
+        self.attempts[uid] = replace(
+            attempt, state=AttemptState.ENDING, end=attempt.end if ending else end, claimed=True
+        )
+        self.holdings.update(self.attempts[uid])
+        self.touched.add(uid)
+        self.restated.add(uid)
 
     def forget(self, uid: str) -> None:
         """Forget a workload that is over, its object gone or going."""
@@ -207,6 +224,10 @@ class World:
 
     def snapshot(self) -> Snapshot:
         """Return what the next cycle decides upon."""
+        broken = broken_queues(self.queues)
+        if self._replant:
+            self.holdings.plant(self.queues, broken)
+            self._replant = False
         waiting = []
         for uid, job in self.jobs.items():
             workload = self.workloads.get(uid)
@@ -217,8 +238,11 @@ class World:
             flavors=self.flavors,
             waiting=waiting,
             fleet=self.fleet.snapshot(),
-            usage=dict(self.usage),
-            broken_queues=broken_queues(self.queues),
+            tree=self.holdings.now,
+            later=self.holdings.later,
+            running=self.holdings.running(self.workloads),
+            broken_queues=broken,
+            policy=self.policy,
         )
 
     def problem(self, uid: str) -> Why | None:
@@ -248,6 +272,7 @@ class World:
             job=self.jobs.get(uid),
             pods=self.pods.get((uid, attempt.number), {}),
             places=self._places(attempt),
+            victims=[v for v, number in attempt.victims if self._active((v, number))],
             now=now,
             back_off=self._back_off,
         )
@@ -304,20 +329,17 @@ class World:
             finished_at=None if requeued else now,
         )
         del self.attempts[workload.uid]
-        self._reserve(attempt, -1)
+        self.holdings.remove(workload.uid)
+        for placement in attempt.placements:
+            self._on_node.get(placement.node, set()).discard(workload.uid)
+        self._recount(attempt)
+        self.touched |= {a.uid for a in self.attempts.values() if (workload.uid, attempt.number) in a.victims}
         if end.why.reason is Reason.MISCONFIGURED:
             self._barred[workload.uid] = attempt.generation
         self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile
 
-    def _reserve(self, attempt: Attempt, sign: int) -> None:
-        queue = self.workloads[attempt.uid].queue
-        for placement in attempt.placements:
-            self.fleet.reserve(placement.node, placement.requests, sign * placement.pods)
-            on_node = self._on_node.setdefault(placement.node, set())
-            (on_node.add if sign > 0 else on_node.discard)(attempt.uid)
-        for (flavor, resource), amount in attempt.quota.items():
-            key = (queue, flavor, resource)
-            self.usage[key] = self.usage.get(key, 0) + sign * amount
+    def _recount(self, attempt: Attempt) -> None:
+        """Its pods are covered by its reservation, or not any longer."""
         for pod in self.pods.get((attempt.uid, attempt.number), {}).values():
             self._count(pod)
 

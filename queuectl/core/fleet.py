@@ -182,8 +182,9 @@ class Fleet:
             return Place.GONE
         if not self.mask(flavor, constraints)[row]:
             return Place.CLOSED
-        held = self._reserved[row] > 0
-        short = self._allocatable[row] < self._others[row] + self._reserved[row]
+        most = np.maximum(self._reserved[row], self._promised[row])
+        held = most > 0
+        short = self._allocatable[row] < self._others[row] + most
         return Place.CROWDED if bool((held & short).any()) else Place.GOOD
 
     def _at(self, name: str, requests: Requests, count: int) -> tuple[int, list[int], Matrix]:

@@ -1,7 +1,7 @@
 """How an attempt goes on: from its state and its pods to the next move, if one is due. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
@@ -41,6 +41,7 @@ class View:
     pods: Mapping[PodKey, Pod]  # of this attempt
     places: Mapping[str, Place]  # by node of the attempt
     now: float  # Unix seconds
+    victims: Sequence[str] = ()  # workloads that are still in the room that it was promised
     back_off: BackOff = BackOff()
 
 
@@ -68,6 +69,8 @@ def next_move(view: View) -> Move | None:
         )
     if end is not None:
         return Move(attempt.uid, attempt.number, AttemptState.ENDING, end)
+    if attempt.state is AttemptState.CLAIMED and not view.victims:
+        return Move(attempt.uid, attempt.number, AttemptState.RESERVED)
     if attempt.state is AttemptState.UNGATED and ready(_members(view)) == len(_keys(attempt)):
         return Move(attempt.uid, attempt.number, AttemptState.RUNNING)
     return None
@@ -108,7 +111,7 @@ def refused(view: View, pod: str, problem: str, *, permanent: bool) -> End:
 
 
 def _changed(view: View, job: Job) -> End | None:
-    gated = view.attempt.state in {AttemptState.RESERVED, AttemptState.CREATED}
+    gated = view.attempt.state in {AttemptState.CLAIMED, AttemptState.RESERVED, AttemptState.CREATED}
     if gated and job.generation != view.attempt.generation:
         return End(why(Reason.SPEC_CHANGED), Outcome.REQUEUE)
     return None
@@ -129,7 +132,7 @@ def _finished(view: View, job: Job) -> End | None:
 
 def _pod_fault(view: View, job: Job) -> End | None:
     """Return the end that faulty pods cause. What was done to a pod goes before what it did: peers fail of it."""
-    if view.attempt.state is AttemptState.RESERVED:
+    if view.attempt.state in {AttemptState.CLAIMED, AttemptState.RESERVED}:
         return None
     pods = _members(view)
     for pod in pods:
@@ -150,7 +153,7 @@ def _pod_fault(view: View, job: Job) -> End | None:
 
 
 def _place_lost(view: View) -> End | None:
-    if view.attempt.state not in _STARTING:
+    if view.attempt.state not in _STARTING | {AttemptState.CLAIMED}:
         return None
     waiting: Counter[str] = Counter()  # pods that have yet to be bound, by node
     for placement in view.attempt.placements:

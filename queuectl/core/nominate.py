@@ -190,7 +190,7 @@ class _Search:
                     used=format_quantity(resource, self.node.usage.get(cell, 0)),
                     nominal=format_quantity(resource, self.node.quota(cell).nominal),
                 )  # fmt: skip
-        return why(Reason.PENDING)
+        return why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)
 
     def _no_flavor(self, wanted: Wanted, resource: str) -> Why:
         group = next((group for group in self.groups if resource in group.resources), None)

@@ -104,6 +104,19 @@ class Node:
         limit = self.quota(cell).borrowing_limit
         return most if limit is None else min(most, self.subtree.get(cell, 0) + limit)
 
+    def most(self, cell: Cell) -> int:
+        """Return how much may ever be used here, by quota that is lent or not: the ledger's last line."""
+        owned = self.owned(cell)
+        if self.parent is None:
+            return owned
+        limit = self.quota(cell).borrowing_limit
+        above = self.root.owned(cell)
+        return above if limit is None else min(above, owned + limit)
+
+    def owned(self, cell: Cell) -> int:
+        """Return the sum of the nominal quotas of the queue and all below it."""
+        return self.quota(cell).nominal + sum(child.owned(cell) for child in self.children)
+
     def add(self, cell: Cell, amount: int) -> None:
         """Count usage here and, beyond what is kept, above."""
         beyond = amount - self.kept_free(cell)
@@ -185,6 +198,10 @@ class Tree:
                 other.nodes[name].parent = other.nodes[node.parent.name]
                 other.nodes[node.parent.name].children.append(other.nodes[name])
         return other
+
+    def grow(self, queue: str) -> None:
+        """Add a queue without quota, for one that is gone and still used."""
+        self.nodes[queue] = Node(queue, {}, Fraction(1))
 
     def add(self, queue: str, amounts: Amounts) -> None:
         """Count a workload's usage."""

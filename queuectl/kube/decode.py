@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from queuectl.model.objects import (
     Taint,
     Toleration,
 )
+from queuectl.model.policy import FlavorChoice, Preemption, Prefer, Quota, Reclaim, Stop, Within
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import parse_quantity, pod_requests
 
@@ -237,16 +239,43 @@ def queue(raw: Bytes) -> Item[Queue]:
         name=seen.metadata.name,
         parent=seen.spec.get("parent") or "",
         order=QueueOrder(seen.spec.get("order") or QueueOrder.BEST_EFFORT_FIFO),
-        nominal={
-            (quota["flavor"], quota["resource"]): max(0, parse_quantity(quota["resource"], quota["nominal"]))
-            for quota in seen.spec.get("quotas") or ()
-        },
+        quotas={(quota["flavor"], quota["resource"]): _quota(quota) for quota in seen.spec.get("quotas") or ()},
+        weight=Fraction(parse_quantity("cpu", seen.spec.get("weight", 1)), 1000),
+        preemption=_preemption(seen.spec.get("preemption") or {}),
+        choice=_choice(seen.spec.get("flavorChoice") or {}),
         changed_by=seen.metadata.annotations.get(CHANGED_BY, ""),
         generation=seen.metadata.generation,
         resource_version=seen.metadata.resource_version,
         status=seen.status,
     )
     return Item(seen.metadata.name, seen.metadata.resource_version, value)
+
+
+def _quota(quota: Mapping[str, Any]) -> Quota:
+    amounts = {
+        name: max(0, parse_quantity(quota["resource"], quota[name]))
+        for name in ("nominal", "borrowingLimit", "lendingLimit")
+        if quota.get(name) is not None
+    }
+    return Quota(amounts["nominal"], amounts.get("borrowingLimit"), amounts.get("lendingLimit"))
+
+
+def _preemption(rules: Mapping[str, Any]) -> Preemption:
+    borrow = rules.get("borrowWithinCohort")
+    return Preemption(
+        Within(rules.get("withinQueue") or Within.NEVER),
+        Reclaim(rules.get("reclaimFromCohort") or Reclaim.NEVER),
+        borrow=borrow is not None,
+        borrow_max_priority=(borrow or {}).get("maxPriority"),
+    )
+
+
+def _choice(rules: Mapping[str, Any]) -> FlavorChoice:
+    return FlavorChoice(
+        Stop(rules.get("whenCanBorrow") or Stop.STOP),
+        Stop(rules.get("whenCanPreempt") or Stop.NEXT),
+        Prefer(rules.get("prefer") or Prefer.BORROWING),
+    )
 
 
 def job(raw: Bytes) -> Item[Job]:

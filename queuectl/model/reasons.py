@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from queuectl.model.policy import Cause
+
 
 class Reason(Enum):
     """Why a workload is in its state. The value is the sentence, its holes are the facts."""
@@ -32,6 +34,7 @@ class Reason(Enum):
     STARTING = "All {pods} pods were ungated together and are being bound."
     RUNNING = "All {pods} pods are ready."
     # given back
+    PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}."
     PODS_READY_TIMEOUT = "{ready} of {pods} pods were ready {seconds} s after the start."
     PODS_REFUSED = "The API server refused pod {pod}: {problem}"
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."
@@ -75,6 +78,13 @@ class Why:
         """Return the sentence, facts filled in; "?" for one that an earlier version did not record."""
         return self.reason.value.format_map(_Facts(self.facts))
 
+
+CAUSES = {
+    Cause.QUEUE: "it has the higher claim in the same queue",
+    Cause.RECLAIM: "its queue takes back quota that was lent",
+    Cause.RECLAIM_WHILE_BORROWING: "it has the higher priority, and its queue may preempt while it borrows",
+    Cause.FAIR_SHARE: "its queue has had the smaller share",
+}
 
 BY_CODE = {reason.code: reason for reason in Reason}
 

@@ -1,0 +1,105 @@
+"""What active attempts hold, on nodes and of quotas: now, and as it will be once all victims are gone."""
+
+from collections.abc import Iterable, Mapping
+
+from queuectl.core.fleet import Fleet
+from queuectl.core.preemption import Running
+from queuectl.core.tree import Tree
+from queuectl.model.lifecycle import Attempt, AttemptState, Workload
+from queuectl.model.objects import Queue
+from queuectl.model.policy import Amounts, Cell
+
+
+class Holdings:
+    """Counts each attempt among what is there, what will be there, or both, as the ledger does."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Start with nothing held."""
+        self.now = Tree(())
+        self.later = Tree(())
+        self._fleet = fleet
+        self._held: dict[str, tuple[str, Attempt]] = {}  # workload uid → queue, attempt
+
+    def plant(self, queues: Mapping[str, Queue], broken: Iterable[str]) -> None:
+        """Build the trees anew, for queues have changed. A queue that is gone keeps what its attempts hold."""
+        cut = set(broken)
+        gone = {queue for queue, _ in self._held.values() if queue not in queues}
+        rows = [
+            (q.name, "" if q.name in cut else q.parent, q.quotas, q.weight)
+            for q in (*queues.values(), *(Queue(name) for name in sorted(gone)))
+        ]
+        self.now, self.later = Tree(rows), Tree(rows)
+        for queue, attempt in self._held.values():
+            self._count(queue, attempt.quota, +1, now=attempt.holds, later=not attempt.claimed)
+
+    def add(self, workload: Workload, attempt: Attempt) -> None:
+        """Count a new attempt."""
+        self._held[attempt.uid] = (workload.queue, attempt)
+        self._change(workload.queue, attempt, +1, now=attempt.holds, later=not attempt.claimed)
+
+    def update(self, attempt: Attempt) -> None:
+        """Count an attempt as it is now: a claim has become a reservation, or somebody has claimed its room."""
+        queue, before = self._held[attempt.uid]
+        self._held[attempt.uid] = (queue, attempt)
+        if attempt.holds and not before.holds:
+            self._change(queue, attempt, +1, now=True, later=False)
+        if attempt.claimed and not before.claimed:
+            self._change(queue, attempt, -1, now=False, later=True)
+
+    def remove(self, uid: str) -> None:
+        """Stop counting an attempt that has ended."""
+        queue, attempt = self._held.pop(uid)
+        self._change(queue, attempt, -1, now=attempt.holds, later=not attempt.claimed)
+
+    def running(self, workloads: Mapping[str, Workload]) -> dict[str, list[Running]]:
+        """Return who may be taken, by queue: whoever holds room that nobody has claimed yet."""
+        result: dict[str, list[Running]] = {}
+        for queue, attempt in self._held.values():
+            if attempt.claimed or not attempt.holds:
+                continue
+            workload = workloads[attempt.uid]
+            result.setdefault(queue, []).append(
+                Running(
+                    uid=attempt.uid,
+                    queue=queue,
+                    priority=workload.priority,
+                    submitted_at=workload.submitted_at,
+                    admitted_at=attempt.admitted_at,
+                    usage=attempt.quota,
+                    placements=attempt.placements,
+                    evicting=attempt.state is AttemptState.ENDING,
+                )
+            )
+        return result
+
+    def used(self, queue: str, cell: Cell) -> int:
+        """Return what is in use of a queue's quota now, by itself and what its children borrow of it."""
+        node = self.now.nodes.get(queue)
+        return node.usage.get(cell, 0) if node else 0
+
+    def limits(self, queues: Iterable[str]) -> dict[str, dict[Cell, int]]:
+        """Return what each of the queues, and every queue of its tree, may use at most, for the ledger."""
+        roots = {self.now.nodes[name].root for name in queues if name in self.now.nodes}
+        result = {}
+        for node in self.now.nodes.values():
+            if node.root in roots:
+                result[node.name] = {cell: node.most(cell) for cell in node.root.subtree}
+        return result
+
+    def ancestors(self, queues: Iterable[str]) -> dict[str, list[str]]:
+        """Return the ancestors of each queue that has any, nearest first."""
+        nodes = [self.now.nodes[name] for name in queues if name in self.now.nodes]
+        return {node.name: [above.name for above in node.ancestors()] for node in nodes if node.parent}
+
+    def _change(self, queue: str, attempt: Attempt, sign: int, *, now: bool, later: bool) -> None:
+        for p in attempt.placements:
+            self._fleet.reserve(p.node, p.requests, sign * p.pods, now=now, later=later)
+        self._count(queue, attempt.quota, sign, now=now, later=later)
+
+    def _count(self, queue: str, amounts: Amounts, sign: int, *, now: bool, later: bool) -> None:
+        for tree, counts in ((self.now, now), (self.later, later)):
+            if not counts:
+                continue
+            if queue not in tree.nodes:
+                tree.grow(queue)
+            (tree.add if sign > 0 else tree.remove)(queue, amounts)
