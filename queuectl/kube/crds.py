@@ -26,6 +26,7 @@ from queuectl.kube.parts import (
     list_map,
 )
 from queuectl.model.objects import QueueOrder
+from queuectl.model.policy import Prefer, Reclaim, Stop, Within
 
 __all__ = [
     "KINDS",
@@ -72,6 +73,12 @@ class Role(Part):
 
     name: RoleName = Field(description="The role's name, unique in the job; it becomes part of the pods' names.")
     replicas: Int32 = Field(ge=1, le=MAX_PODS, description="How many pods of the role the gang has.")
+    min_replicas: Int32 | None = Field(
+        None,
+        ge=1,
+        le=MAX_PODS,
+        description="With how few pods of the role the gang may start when not all fit; all of them when absent.",
+    )
     must_succeed: StrictBool = Field(
         True,  # noqa: FBT003 - the default's place in every Field
         description="Whether the job waits for this role's pods to succeed; those of other roles are then stopped.",
@@ -271,6 +278,46 @@ class Quota(Part):
     flavor: Name = Field(description="The ResourceFlavor.")
     resource: QualifiedName = Field(description="The resource, such as nvidia.com/gpu, cpu or memory.")
     nominal: Quantity = Field(description="The queue's own quota, such as 8 or 64Gi.")
+    borrowing_limit: Quantity | None = Field(
+        None, description="How much more than that the queue may use out of its cohort; no limit when absent."
+    )
+    lending_limit: Quantity | None = Field(
+        None, description="How much of it others of the cohort may use while it is free; all of it when absent."
+    )
+
+
+class BorrowWithinCohort(Part):
+    """Take lower priorities in other queues although the job's own queue will itself borrow."""
+
+    max_priority: Int32 | None = Field(None, description="Only jobs of at most this priority are taken.")
+
+
+class PreemptionRules(Part):
+    """Whom a job of the queue may preempt when it doesn't fit."""
+
+    within_queue: Within = Field(
+        Within.NEVER,
+        description="Of its own queue: nobody, lower priorities, or these and newer jobs of the same priority.",
+    )
+    reclaim_from_cohort: Reclaim = Field(
+        Reclaim.NEVER,
+        description="Of other queues of the cohort that use more than their own quota: nobody, lower priorities, or any.",
+    )
+    borrow_within_cohort: BorrowWithinCohort | None = Field(
+        None, description="Set to also take lower priorities of other queues while the job's own queue borrows."
+    )
+
+
+class FlavorChoiceRules(Part):
+    """What to do with a flavor that fits in a less than perfect way."""
+
+    when_can_borrow: Stop = Field(
+        Stop.STOP, description="On a flavor that fits by borrowing: use it, or see whether a later one is better."
+    )
+    when_can_preempt: Stop = Field(
+        Stop.NEXT, description="On a flavor that fits by preemption: use it, or see whether a later one is better."
+    )
+    prefer: Prefer = Field(Prefer.BORROWING, description="Which of the two is the lesser evil.")
 
 
 class ReservedQuota(Part):
@@ -293,6 +340,11 @@ class QueueSpec(Part):
         QueueOrder.BEST_EFFORT_FIFO,
         description="StrictFIFO: nobody passes the head; BestEffortFIFO: what fits may pass a head that does not.",
     )
+    weight: Quantity | None = Field(
+        None, description="The queue's weight in fair sharing, 1 when absent; with 0 it borrows only what nobody wants."
+    )
+    preemption: PreemptionRules | None = Field(None, description="Whom jobs of the queue may preempt.")
+    flavor_choice: FlavorChoiceRules | None = Field(None, description="How jobs of the queue choose among flavors.")
     quotas: list[Quota] | None = Field(
         None,
         max_length=128,

@@ -340,6 +340,7 @@ def _role(role: Mapping[str, Any]) -> Role:
         pods=role["replicas"],
         requests=tuple(sorted(pod_requests(spec).items())),
         constraints=constraints,
+        least=role.get("minReplicas"),
         must_succeed=role.get("mustSucceed", True),
     )
 
