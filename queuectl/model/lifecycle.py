@@ -1,10 +1,11 @@
 """The states of a workload and of its attempts, and the moves between them.
 
     workload   Queued ──admit──▶ Active ──▶ Queued (requeue) or Finished
-    attempt    Reserved ─▶ Created ─▶ Ungated ─▶ Running ─▶ Ending ─▶ Ended
-                   └──────────┴──────────┴────────────────▶ Ending
+    attempt    Claimed ─▶ Reserved ─▶ Created ─▶ Ungated ─▶ Running ─▶ Ending ─▶ Ended
+                  └──────────┴──────────┴──────────┴──────────────────▶ Ending
 
-Each arrow is one Move, written by the ledger in one transaction together with the step that carries it out.
+An attempt that preempts others begins Claimed and becomes Reserved when all of them have ended; any other begins
+Reserved. Each arrow is one Move, written by the ledger in one transaction together with the step that carries it out.
 """
 
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ class WorkloadState(StrEnum):
 class AttemptState(StrEnum):
     """How far an attempt has come."""
 
+    CLAIMED = "Claimed"  # room is promised, its victims are still there
     RESERVED = "Reserved"  # room is reserved, pods are being created
     CREATED = "Created"  # every pod exists, gated
     UNGATED = "Ungated"  # every gate is gone
@@ -85,10 +87,13 @@ class Attempt:
     state: AttemptState
     generation: int  # metadata.generation that was planned for
     placements: tuple[Placement, ...]
-    admitted_at: float  # Unix seconds
+    admitted_at: float  # Unix seconds; while Claimed, when it claimed its room
     running_at: float | None = None
     end: End | None = None
     quota: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (flavor, resource) → amount charged
+    holds: bool = True  # False: its room is only promised to it, others are still there
+    victims: tuple[tuple[str, int], ...] = ()  # uid, attempt of those it still waits for
+    claimed: bool = False  # its own room was promised to another
 
 
 @dataclass(frozen=True, slots=True)
