@@ -55,7 +55,7 @@ class _Cycle:
     taken: set[str] = field(default_factory=set)  # workloads that give way in this cycle
     failed: dict[object, Why] = field(default_factory=dict)  # by shape
     blocked: dict[str, str] = field(default_factory=dict)  # StrictFIFO queue → its head
-    room: int = MAX_PLACEMENTS
+    room: int = field(default_factory=lambda: MAX_PLACEMENTS)
 
     def run(self) -> Plan:
         waiting = sorted(self.snapshot.waiting, key=pending_key)

@@ -104,7 +104,7 @@ def groups_of(cells: Iterable[Cell]) -> list[Group]:
 
 def assign(
     node: Node,
-    groups: Sequence[Group],
+    groups: Callable[[Wanted], Sequence[Group]],
     choice: FlavorChoice,
     wanted: Sequence[Wanted],
     *,
@@ -123,7 +123,7 @@ def assign(
         for resource in sorted(part.amounts):
             if resource in chosen or not part.amounts[resource]:
                 continue
-            group = next((group for group in groups if resource in group.resources), None)
+            group = next((group for group in groups(part) if resource in group.resources), None)
             found = None
             if group is not None:
                 found = _best(
@@ -134,8 +134,8 @@ def assign(
                 result.way, result.missing = Way(Mode.NEVER), (part, resource)
                 return result
             flavor, ways = found
+            chosen |= dict.fromkeys(group.resources & part.amounts.keys() if group else (), flavor)
             for name, way in ways.items():
-                chosen[name] = flavor
                 if way.mode < Mode.FIT:
                     result.contested.add((flavor, name))
                 mode = min(result.way.mode, way.mode)
@@ -143,7 +143,8 @@ def assign(
         result.flavors |= dict.fromkeys(part.roles, chosen)
         for resource, flavor in chosen.items():
             cell = (flavor, resource)
-            result.usage[cell] = result.usage.get(cell, 0) + part.amounts[resource]
+            if cell in node.quotas:
+                result.usage[cell] = result.usage.get(cell, 0) + part.amounts[resource]
     return result
 
 
@@ -167,6 +168,8 @@ def _best(
         worst = Way(Mode.FIT)
         for resource in sorted(group.resources & wanted.amounts.keys()):
             cell = (flavor, resource)
+            if cell not in node.quotas:
+                continue  # not counted in this flavor
             way = _way(
                 node, cell, used.get(cell, 0) + wanted.amounts[resource],
                 try_preemption=try_preemption, may_preempt_and_borrow=may_preempt_and_borrow,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from queuectl.core import fit
-from queuectl.core.flavors import Assignment, Mode, Wanted, Way, assign, groups_of
+from queuectl.core.flavors import Assignment, Group, Mode, Wanted, Way, assign, groups_of
 from queuectl.core.preemption import Ask, Field, Running, Victim, find_victims
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import height_that_fits
@@ -66,12 +66,14 @@ class _Search:
         self.gang = gang
         self.queue: Queue = snapshot.queues[gang.queue]
         self.node = snapshot.later.nodes[gang.queue]
-        self.groups = groups_of(self.queue.quotas)
+        self.shared_groups = groups_of(self.queue.quotas)
         self.running = {name: [g for g in gangs if g.uid not in taken] for name, gangs in snapshot.running.items()}
 
     def entry(self, roles: tuple[Role, ...]) -> Entry:
         """Try flavors until quota and nodes both hold; else look for victims where it came closest."""
-        excluded: set[str] = set()  # flavors whose nodes are too few
+        if not any(flavor in self.snapshot.flavors for flavor, _ in self.queue.quotas):
+            return Entry(self.gang, roles, Assignment(), wait=self._no_flavor(_wanted(self.queue, roles)[0], ""))
+        excluded: set[tuple[str, str]] = set()  # role and flavor whose nodes are too few
         short: tuple[Assignment, Why] | None = None  # the first that quota allows and nodes don't
         assignment = self._assign(roles, excluded)
         while assignment.mode is Mode.FIT:
@@ -80,7 +82,7 @@ class _Search:
                 wait = None if self._fits_now(assignment, ()) else why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)
                 return Entry(self.gang, roles, assignment, placed, wait=wait)
             short = short or (assignment, self._exceeds(roles, assignment) or placed.because(Reason.WAITING_FOR_NODES))
-            spent = set(assignment.flavors.get(placed.role.name, {}).values())
+            spent = {(placed.role.name, flavor) for flavor in assignment.flavors.get(placed.role.name, {}).values()}
             if spent <= excluded:
                 break
             excluded |= spent
@@ -95,20 +97,34 @@ class _Search:
                 return Entry(self.gang, roles, one, placed, tuple(victims))
         if short is not None and assignment.mode in {Mode.FIT, Mode.NEVER}:
             return Entry(self.gang, roles, short[0], wait=short[1])
-        return Entry(self.gang, roles, assignment, wait=self._quota_why(assignment))
+        wait = self._quota_why(assignment)
+        if assignment.mode is not Mode.NEVER:
+            wait = self._exceeds(roles, assignment) or wait
+        return Entry(self.gang, roles, assignment, wait=wait)
 
-    def _assign(self, roles: Sequence[Role], excluded: Collection[str]) -> Assignment:
+    def _assign(self, roles: Sequence[Role], excluded: Collection[tuple[str, str]]) -> Assignment:
         rules = self.queue.preemption
         fair = bool(self.snapshot.policy.fair_sharing)
         return assign(
             self.node,
-            self.groups,
+            self._groups,
             self.queue.choice,
             _wanted(self.queue, roles),
-            suits=lambda wanted, flavor: flavor not in excluded and self._suits(wanted, flavor),
+            suits=lambda wanted, flavor: (
+                not any((r, flavor) in excluded for r in wanted.roles) and self._suits(wanted, flavor)
+            ),
             try_preemption=self._try_preemption,
             may_preempt_and_borrow=rules.borrow or fair,
         )
+
+    def _groups(self, wanted: Wanted) -> Sequence[Group]:
+        """Return the flavors to try: for all that is wanted one flavor, that has a quota for each extended resource."""
+        if self.snapshot.policy.resource_groups:
+            return self.shared_groups
+        asked = [resource for resource in wanted.amounts if is_extended(resource)]
+        flavors = dict.fromkeys(flavor for flavor, _ in self.queue.quotas)
+        offering = tuple(f for f in flavors if all((f, resource) in self.queue.quotas for resource in asked))
+        return [Group(frozenset(wanted.amounts), offering)] if offering else []
 
     def _suits(self, wanted: Wanted, flavor: str) -> bool:
         known = self.snapshot.flavors.get(flavor)
@@ -167,10 +183,17 @@ class _Search:
         return fit.exceeds_cluster(self.snapshot.fleet, roles, self._flavors(roles, assignment))
 
     def _flavors(self, roles: Sequence[Role], assignment: Assignment) -> dict[str, Flavor]:
-        """Return for each role the flavor its nodes must be of; where it takes several, all of them in one."""
+        """Return for each role the flavor its nodes must be of; where it takes several, all of them in one.
+
+        A role that nothing is counted of goes where the others go, or to the queue's first flavor.
+        """
+        chosen = [name for flavors in assignment.flavors.values() for name in flavors.values()]
+        first = next(
+            (name for name in (*chosen, *(f for f, _ in self.queue.quotas)) if name in self.snapshot.flavors), ""
+        )
         result = {}
         for role in roles:
-            names = dict.fromkeys(assignment.flavors.get(role.name, {}).values())
+            names = dict.fromkeys(assignment.flavors.get(role.name, {}).values()) or {first: None}
             result[role.name] = _combined([self.snapshot.flavors[name] for name in names])
         return result
 
@@ -181,7 +204,7 @@ class _Search:
             return self._no_flavor(wanted, resource)
         for cell in sorted(assignment.contested or assignment.usage):
             amount = assignment.usage.get(cell, 0)
-            available = max(0, self.node.available(cell))
+            available = self.node.available(cell)
             if amount > available:
                 flavor, resource = cell
                 return why(
@@ -192,16 +215,25 @@ class _Search:
                 )  # fmt: skip
         return why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)
 
+    def _unoffered(self, wanted: Wanted) -> str:
+        asked = sorted(resource for resource in wanted.amounts if is_extended(resource))
+        nowhere = [resource for resource in asked if not any(r == resource for _, r in self.queue.quotas)]
+        return (
+            f"none has a quota for {', '.join(nowhere)}"
+            if nowhere
+            else f"none has quotas for all of {', '.join(asked)}"
+        )
+
     def _no_flavor(self, wanted: Wanted, resource: str) -> Why:
-        group = next((group for group in self.groups if resource in group.resources), None)
+        group = next((group for group in self._groups(wanted) if resource in group.resources), None)
         role = ", ".join(wanted.roles)
         problem = ""
         if not self.queue.quotas:
             problem = "it has no quota; add spec.quotas"
+        elif not any(flavor in self.snapshot.flavors for flavor, _ in self.queue.quotas):
+            problem = f"ResourceFlavor {', '.join(dict.fromkeys(f for f, _ in self.queue.quotas))} does not exist"
         elif group is None:
-            problem = f"none has a quota for {resource}"
-        elif not any(flavor in self.snapshot.flavors for flavor in group.flavors):
-            problem = f"ResourceFlavor {', '.join(group.flavors)} does not exist"
+            problem = self._unoffered(wanted)
         elif not any(self._suits(wanted, flavor) for flavor in group.flavors):
             problem = f"none is of GPU model {' or '.join(self.gang.gpu_models)}"
         if problem or group is None:
@@ -216,7 +248,7 @@ class _Search:
                 Reason.EXCEEDS_MAX_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
                 wanted=format_quantity(resource, amount), nominal=format_quantity(resource, most),
             )  # fmt: skip
-        available = max(0, self.node.available((flavor, resource)))
+        available = self.node.available((flavor, resource))
         return why(
             Reason.WAITING_FOR_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
             missing=format_quantity(resource, max(0, amount - available)),

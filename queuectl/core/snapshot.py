@@ -18,6 +18,7 @@ class Policy:
 
     fair_sharing: tuple[FairRule, ...] = ()  # none: shares do not matter
     one_head: bool = False  # look at one gang of each queue only, as Kueue's cycle does
+    resource_groups: bool = False  # let resources of one role take different flavors, as Kueue's groups do
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from queuectl.core import cycle
-from queuectl.core.cycle import admit, pending_key, plan
+from queuectl.core.cycle import pending_key, plan
+from queuectl.core.nominate import nominate
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Gang, Node, Queue
 from queuectl.model.plan import Admission
-from queuectl.model.reasons import Reason
+from queuectl.model.policy import Quota
+from queuectl.model.reasons import Reason, Why
 from tests.support.builders import GPU, HCA, flavor, gang, node, queue, role, snapshot, spread
 
 NOW = 1_000_000_000.0  # 2001-09-09 01:46:40 UTC
@@ -59,11 +61,11 @@ CASES = {
         {"a": "queue q: parent p does not exist; create it"},
     ),
     "a queue without quotas": Case(
-        snapshot([whole("a")], nodes=TWO, queues=[replace(queue(), nominal={})]), [],
+        snapshot([whole("a")], nodes=TWO, queues=[replace(queue(), quotas={})]), [],
         {"a": "Queue q has no flavor for role worker: it has no quota; add spec.quotas."},
     ),
     "a queue without quotas, and a gang without GPUs": Case(
-        snapshot([gang("a", role(cpu=1))], nodes=TWO, queues=[replace(queue(), nominal={})]), [],
+        snapshot([gang("a", role(cpu=1))], nodes=TWO, queues=[replace(queue(), quotas={})]), [],
         {"a": "Queue q has no flavor for role worker: it has no quota; add spec.quotas."},
     ),
     "a flavor that is missing": Case(
@@ -85,7 +87,7 @@ CASES = {
             [gang("a", role("w", gpu=8), role("v", **AMD))], nodes=TWO, flavors=BOTH,
             queues=[queue(h100={GPU: 8}, a100={"amd.com/gpu": 8})],
         ), [],
-        {"a": "Queue q has no flavor for role w: none has quotas for all of amd.com/gpu, nvidia.com/gpu."},
+        {"a": "Queue q has no flavor for role w, v: none has quotas for all of amd.com/gpu, nvidia.com/gpu."},
     ),
     "GPUs would do, the other role has no flavor": Case(
         snapshot([gang("a", role("w", gpu=8), role("io", **HCA))], nodes=TWO), [],
@@ -169,7 +171,7 @@ class FlavorCase:
         nominal = {
             (kind, resource): amount for kind, parts in self.quotas.items() for resource, amount in parts.items()
         }
-        return Queue("q", nominal=nominal)
+        return Queue("q", quotas={cell: Quota(amount) for cell, amount in nominal.items()})
 
 
 CPUS = flavor("cpus", labels={"gpu": "none"})
@@ -194,6 +196,12 @@ FLAVORS = {
     "the reason that came furthest is told": FlavorCase(whole("a", 2), Reason.WAITING_FOR_QUOTA, {"h100": {GPU: 8}, "a100": {GPU: 16}}, usage={("q", "a100", GPU): 8}),
     "an unknown flavor is passed over": FlavorCase(whole("a"), {"worker": {"h1": 1}}, {"gone": {GPU: 64}, "h100": {GPU: 64}}),
 }  # fmt: skip
+
+
+def admit(view: Snapshot, job: Gang) -> Admission | Why:
+    """Return what the gang alone would get."""
+    entry = nominate(view, frozenset(), job)
+    return entry.wait or entry.admission()
 
 
 @pytest.mark.parametrize("case", FLAVORS.values(), ids=FLAVORS.keys())
@@ -293,6 +301,6 @@ def test_a_shape_that_failed_is_not_tried_again() -> None:
 def test_the_snapshot_is_not_used_up() -> None:
     view = snapshot([whole("a", 2), whole("b", 1)], nodes=TWO)
     first = plan(view, NOW)
-    assert view.usage == {}
+    assert not any(node.usage for node in view.tree.nodes.values())
     assert view.fleet.free()[:, 0].sum() == 16
     assert plan(view, NOW) == first

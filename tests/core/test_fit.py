@@ -1,5 +1,6 @@
 """All of a gang on nodes, or nothing and what is missing."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,12 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queuectl.core.fit import exceeds_cluster, place
+from queuectl.core import fit
+from queuectl.core.fit import exceeds_cluster
 from queuectl.core.fleet import AMOUNT_LIMIT, Fleet
-from queuectl.model.objects import Gang, Taint
+from queuectl.model.objects import Flavor, Gang, Role, Taint
+from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why
 from queuectl.model.resources import MAX_AMOUNT
 from tests.support.builders import HCA, flavor, fleet, gang, node, requests, role, spread
+
+
+def place(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> tuple[Placement, ...] | Why:
+    """Return a place, or the reason that the gang would be told."""
+    found = fit.place(fleet, roles, flavors)
+    if isinstance(found, fit.Short):
+        return exceeds_cluster(fleet, roles, flavors) or found.because(Reason.WAITING_FOR_NODES)
+    return found
+
 
 ANY = flavor()
 EIGHT = requests(gpu=8)
@@ -61,7 +73,7 @@ PLACED = {
 
 @pytest.mark.parametrize("case", PLACED.values(), ids=PLACED.keys())
 def test_where_a_gang_goes(case: Case) -> None:
-    placed = place(case.fleet, case.gang, {one.name: ANY for one in case.gang.roles})
+    placed = place(case.fleet, case.gang.roles, {one.name: ANY for one in case.gang.roles})
     assert not isinstance(placed, Why), str(placed)
     assert spread(placed) == case.want
     asked = {one.name: one.requests for one in case.gang.roles}
@@ -94,10 +106,10 @@ WAITS = {
 
 @pytest.mark.parametrize("case", WAITS.values(), ids=WAITS.keys())
 def test_what_a_gang_waits_for(case: Case) -> None:
-    told = place(case.fleet, case.gang, {one.name: ANY for one in case.gang.roles})
+    told = place(case.fleet, case.gang.roles, {one.name: ANY for one in case.gang.roles})
     assert isinstance(told, Why)
     assert (told.reason, str(told)) == (Reason.WAITING_FOR_NODES, case.want)
-    assert exceeds_cluster(case.fleet, case.gang, {one.name: ANY for one in case.gang.roles}) is None
+    assert exceeds_cluster(case.fleet, case.gang.roles, {one.name: ANY for one in case.gang.roles}) is None
 
 
 NEVER = "Can never fit on today's nodes: of {} pods of role worker, {} would fit if all {} nodes of flavor any that they may use were empty; short of {}."
@@ -122,14 +134,14 @@ HOPELESS = {
 
 @pytest.mark.parametrize("case", HOPELESS.values(), ids=HOPELESS.keys())
 def test_what_can_never_fit_says_so(case: Case) -> None:
-    told = place(case.fleet, case.gang, {one.name: ANY for one in case.gang.roles})
+    told = place(case.fleet, case.gang.roles, {one.name: ANY for one in case.gang.roles})
     assert isinstance(told, Why)
     assert (told.reason, str(told)) == (Reason.EXCEEDS_CLUSTER, case.want)
 
 
 def test_a_flavor_limits_the_nodes() -> None:
     nodes = fleet([node("a", labels={"gpu": "a100"}), node("b", labels={"gpu": "h100"})])
-    placed = place(nodes, gang("g", role(gpu=8)), {"worker": flavor("h100", labels={"gpu": "h100"})})
+    placed = place(nodes, gang("g", role(gpu=8)).roles, {"worker": flavor("h100", labels={"gpu": "h100"})})
     assert not isinstance(placed, Why)
     assert spread(placed) == {"worker": {"b": 1}}
 
@@ -137,15 +149,15 @@ def test_a_flavor_limits_the_nodes() -> None:
 def test_placing_changes_nothing() -> None:
     nodes = used(a=0, b=3)
     before = nodes.free().tolist(), nodes.allocatable().tolist()
-    assert not isinstance(place(nodes, gang("g", role(pods=2, gpu=4)), {"worker": ANY}), Why)
-    assert isinstance(place(nodes, gang("g", role(pods=4, gpu=4)), {"worker": ANY}), Why)
+    assert not isinstance(place(nodes, gang("g", role(pods=2, gpu=4)).roles, {"worker": ANY}), Why)
+    assert isinstance(place(nodes, gang("g", role(pods=4, gpu=4)).roles, {"worker": ANY}), Why)
     assert (nodes.free().tolist(), nodes.allocatable().tolist()) == before
 
 
 def test_many_wild_pods_of_others_do_not_overflow_a_node() -> None:
     wild = requests(memory=MAX_AMOUNT)
     nodes = fleet([node("a", memory=MAX_AMOUNT)], others=[("a", wild)] * 2000)
-    assert isinstance(place(nodes, gang("g", role(memory=1)), {"worker": ANY}), Why)
+    assert isinstance(place(nodes, gang("g", role(memory=1)).roles, {"worker": ANY}), Why)
     for _ in range(2000):
         nodes.use("a", wild, -1)
     assert nodes.room("a")["memory"] == AMOUNT_LIMIT
@@ -162,7 +174,7 @@ def test_one_role_is_placed_exactly_when_it_fits(
     """Compare with counting by hand; and no plan uses more nodes than needed, nor leaves its last one looser."""
     nodes = fleet([node(f"n{i}", gpu=g, cpu=c, memory=0, pods=p) for i, (g, c, p) in enumerate(rooms)])
     counts = [min([p] + [have // ask for have, ask in ((g, gpu), (c, cpu)) if ask]) for g, c, p in rooms]
-    placed = place(nodes, gang("g", role(pods=pods, gpu=gpu, cpu=cpu)), {"worker": ANY})
+    placed = place(nodes, gang("g", role(pods=pods, gpu=gpu, cpu=cpu)).roles, {"worker": ANY})
     if sum(counts) < pods:
         assert isinstance(placed, Why)
         assert placed.facts["found"] == sum(counts)

@@ -14,6 +14,7 @@ from queuectl.core.nodes import eligible
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Gang, Node, NodeTerm, Queue, QueueOrder, Role, Taint, Toleration
 from queuectl.model.plan import Admission, Plan
+from queuectl.model.policy import Quota
 from queuectl.model.reasons import Reason
 from queuectl.model.resources import is_extended, is_gpu
 from tests.support.builders import GPU, Requests, flavor, fleet, gang, needs, node, requests, role, snapshot
@@ -52,7 +53,11 @@ quotas = st.dictionaries(
     st.sampled_from([0, 3, 8, 20, 4000, 20_000]),
     max_size=5,
 )
-queues = st.builds(lambda nominal, order: Queue("", order=order, nominal=nominal), quotas, st.sampled_from(QueueOrder))
+queues = st.builds(
+    lambda nominal, order: Queue("", order=order, quotas={cell: Quota(amount) for cell, amount in nominal.items()}),
+    quotas,
+    st.sampled_from(QueueOrder),
+)
 gangs = st.builds(
     lambda parts, **given: gang("", *(replace(part, name=f"r{i}") for i, part in enumerate(parts)), **given),
     st.lists(roles, min_size=1, max_size=2), queue=st.sampled_from(["q0", "q1", "q2"]), priority=st.integers(0, 2),
@@ -187,9 +192,10 @@ def test_every_gang_starts_or_is_told_why_not(world: World) -> None:
 @given(worlds(), st.randoms(use_true_random=False))
 def test_the_same_world_gives_the_same_plan(world: World, order: random.Random) -> None:
     view = world.snapshot()
-    free, used = view.fleet.free().tolist(), dict(view.usage)
+    free, used = view.fleet.free().tolist(), {name: dict(node.usage) for name, node in view.tree.nodes.items()}
     decided = plan(view, NOW)
-    assert (view.fleet.free().tolist(), view.usage) == (free, used)
+    assert view.fleet.free().tolist() == free
+    assert {name: node.usage for name, node in view.tree.nodes.items()} == used
     assert plan(view, NOW) == decided
     assert plan(world.snapshot(order), NOW) == decided
 

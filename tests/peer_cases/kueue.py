@@ -81,7 +81,7 @@ def _cycle(case: Case) -> dict[str, Any]:
         tree=tree,
         later=tree.copy(),
         running=running,
-        policy=Policy(fair_sharing=_fair(case), one_head=True),
+        policy=Policy(fair_sharing=_fair(case), one_head=True, resource_groups=True),
     )
     decided = plan(snapshot, 0.0)
     names = {gang.uid: gang for gangs in running.values() for gang in gangs}

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from queuectl.core.fleet import Fleet
-from queuectl.core.snapshot import QuotaKey, Snapshot
+from queuectl.core.snapshot import Snapshot
+from queuectl.core.tree import Tree
 from queuectl.model.objects import (
     Constraints,
     Flavor,
@@ -19,6 +20,7 @@ from queuectl.model.objects import (
     Toleration,
 )
 from queuectl.model.plan import Placement
+from queuectl.model.policy import Quota
 from queuectl.model.resources import parse_quantity
 
 GPU = "nvidia.com/gpu"
@@ -92,8 +94,8 @@ def queue(name: str = "q", *, strict: bool = False, **quotas: Mapping[str, int])
     """Return a queue with quotas: flavor → resource → amount; by default plenty of GPUs of flavor "any"."""
     order = QueueOrder.STRICT_FIFO if strict else QueueOrder.BEST_EFFORT_FIFO
     given = quotas or {"any": {GPU: 10_000}}
-    nominal = {(kind, resource): amount for kind, parts in given.items() for resource, amount in parts.items()}
-    return Queue(name, order=order, nominal=nominal)
+    owned = {(kind, resource): Quota(amount) for kind, parts in given.items() for resource, amount in parts.items()}
+    return Queue(name, order=order, quotas=owned)
 
 
 def needs(key: str, operator: str, *values: str) -> Requirement:
@@ -124,16 +126,21 @@ def snapshot(
     nodes: Iterable[Node] | Fleet = (),
     queues: Iterable[Queue] | None = None,
     flavors: Iterable[Flavor] | None = None,
-    usage: Mapping[QuotaKey, int] | None = None,
+    usage: Mapping[tuple[str, str, str], int] | None = None,
     broken: Mapping[str, str] | None = None,
 ) -> Snapshot:
     """Return a view of a world with queue "q" and flavor "any", unless others are given."""
+    known = {one.name: one for one in ([queue()] if queues is None else queues)}
+    tree = Tree((one.name, one.parent, one.quotas, one.weight) for one in known.values())
+    for (name, kind, resource), amount in (usage or {}).items():
+        tree.add(name, {(kind, resource): amount})
     return Snapshot(
-        queues={one.name: one for one in ([queue()] if queues is None else queues)},
+        queues=known,
         flavors={one.name: one for one in ([flavor()] if flavors is None else flavors)},
         waiting=list(waiting),
         fleet=nodes if isinstance(nodes, Fleet) else fleet(nodes),
-        usage=dict(usage or {}),
+        tree=tree,
+        later=tree.copy(),
         broken_queues=dict(broken or {}),
     )
 
