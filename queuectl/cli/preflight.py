@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from queuectl.cli.documents import Document
-from queuectl.core.cycle import admit
-from queuectl.core.fleet import Fleet
+from queuectl.core.nominate import nominate
 from queuectl.core.snapshot import Snapshot
+from queuectl.core.tree import Tree, broken_queues
 from queuectl.kube import decode
 from queuectl.kube.client import ApiError, KubeClient
 from queuectl.kube.listing import list_raw
@@ -24,7 +24,7 @@ from queuectl.kube.pods import manifests
 from queuectl.model.lifecycle import Attempt, AttemptState
 from queuectl.model.objects import Flavor, Job, Queue
 from queuectl.model.plan import Placement
-from queuectl.model.reasons import Reason, Why
+from queuectl.model.reasons import Reason
 
 AT_ONCE = 8
 DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
@@ -192,11 +192,10 @@ def _check_quota(document: Document, job: Job, known: Known) -> None:
     queue = (known.queues or {}).get(job.gang.queue)
     if queue is None or known.flavors is None:
         return
-    snapshot = Snapshot(
-        queues={queue.name: queue}, flavors=known.flavors, waiting=(), fleet=Fleet(), usage={}, broken_queues={}
-    )
-    verdict = admit(snapshot, job.gang)
-    if isinstance(verdict, Why) and verdict.reason in _NEVER:
+    tree = Tree.of(known.queues.values(), broken_queues(known.queues)) if known.queues else Tree(())
+    snapshot = Snapshot(known.queues or {}, known.flavors, waiting=(), fleet=None, tree=tree, later=tree)
+    verdict = nominate(snapshot, frozenset(), job.gang).wait
+    if verdict is not None and verdict.reason in _NEVER:
         flavors = ", ".join(dict.fromkeys(flavor for flavor, _ in queue.nominal)) or "no flavors"
         remedy = (
             f"Ask for less, or for what {queue.name} has ({flavors}); or name another queue; or let it wait for another"

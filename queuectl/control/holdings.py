@@ -1,6 +1,6 @@
 """What active attempts hold, on nodes and of quotas: now, and as it will be once all victims are gone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Running
@@ -20,15 +20,11 @@ class Holdings:
         self._fleet = fleet
         self._held: dict[str, tuple[str, Attempt]] = {}  # workload uid → queue, attempt
 
-    def plant(self, queues: Mapping[str, Queue], broken: Iterable[str]) -> None:
+    def plant(self, queues: Mapping[str, Queue], broken: Collection[str]) -> None:
         """Build the trees anew, for queues have changed. A queue that is gone keeps what its attempts hold."""
-        cut = set(broken)
         gone = {queue for queue, _ in self._held.values() if queue not in queues}
-        rows = [
-            (q.name, "" if q.name in cut else q.parent, q.quotas, q.weight)
-            for q in (*queues.values(), *(Queue(name) for name in sorted(gone)))
-        ]
-        self.now, self.later = Tree(rows), Tree(rows)
+        self.now = Tree.of((*queues.values(), *(Queue(name) for name in sorted(gone))), broken)
+        self.later = self.now.copy()
         for queue, attempt in self._held.values():
             self._count(queue, attempt.quota, +1, now=attempt.holds, later=not attempt.claimed)
 

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 import structlog
 
 from queuectl.control import status
-from queuectl.control.world import World, broken_queues
+from queuectl.control.world import World
+from queuectl.core.tree import broken_queues
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.names import API_VERSION
 from queuectl.kube.writes import Writer
@@ -227,7 +228,7 @@ class Reporter:
                     queue,
                     pending=waiting[name],
                     running=active[name],
-                    used=lambda cell, name=name: self._world.holdings.used(name, cell),
+                    used=self._world.holdings.used,
                     problem=broken.get(name, ""),
                     now=self._now(),
                 ),

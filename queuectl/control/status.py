@@ -104,7 +104,7 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
 
 
 def of_queue(
-    queue: Queue, *, pending: int, running: int, used: Callable[[Cell], int], problem: str, now: float
+    queue: Queue, *, pending: int, running: int, used: Callable[[str, Cell], int], problem: str, now: float
 ) -> Status:
     """Return the whole status of a queue."""
     ready_why = (
@@ -118,7 +118,7 @@ def of_queue(
             {
                 "flavor": flavor,
                 "resource": resource,
-                "amount": format_quantity(resource, used((flavor, resource))),
+                "amount": format_quantity(resource, used(queue.name, (flavor, resource))),
                 "nominal": format_quantity(resource, nominal),
             }
             for (flavor, resource), nominal in queue.nominal.items()

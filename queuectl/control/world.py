@@ -4,13 +4,14 @@ Informers tell it of changes; the engine tells it what the ledger has committed.
 what has changed since the last look, so that a cycle costs what changed and not what exists.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from queuectl.control.holdings import Holdings
 from queuectl.core.fleet import Fleet
 from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
 from queuectl.core.snapshot import Policy, Snapshot
+from queuectl.core.tree import broken_queues
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Constraints, Flavor, Gang, Job, Node, Place, Pod, Queue
 from queuectl.model.plan import Plan
@@ -400,19 +401,3 @@ class World:
 def _identity(pod: Pod) -> tuple[str, int, str, int]:
     """Return what our labels say, which anybody may change."""
     return pod.workload, pod.attempt, pod.role, pod.index
-
-
-def broken_queues(queues: Mapping[str, Queue]) -> dict[str, str]:
-    """Return queues whose chain of parents does not end, with what is wrong."""
-    broken = {}
-    for name in queues:
-        chain = [name]
-        while (parent := queues[chain[-1]].parent) and name not in broken:
-            if parent not in queues:
-                broken[name] = f"parent {parent} does not exist; create it or remove spec.parent"
-                break
-            if parent in chain:
-                broken[name] = f"its parents form a cycle, {' -> '.join([*chain, parent])}; change one spec.parent"
-                break
-            chain.append(parent)
-    return broken

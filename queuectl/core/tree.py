@@ -5,11 +5,12 @@ the part that it does not lend is counted at its parent as well, and so on up to
 The rules are those of Kueue's cohorts (KEP-79 hierarchical cohorts, KEP-1714 fair sharing).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 
+from queuectl.model.objects import Queue
 from queuectl.model.policy import Amounts, Cell, Quota
 
 
@@ -185,6 +186,11 @@ class Tree:
             if node.parent is None:
                 _sum_up(node)
 
+    @classmethod
+    def of(cls, queues: Iterable[Queue], cut: Collection[str] = ()) -> "Tree":
+        """Build from queues; those in ``cut``, whose parents form a cycle, stand alone."""
+        return cls((q.name, "" if q.name in cut else q.parent, q.quotas, q.weight) for q in queues)
+
     def copy(self) -> "Tree":
         """Return a tree of the same queues whose usage can be changed."""
         other = object.__new__(Tree)
@@ -243,3 +249,19 @@ def _sum_up(node: Node) -> None:
         _sum_up(child)
         for cell, amount in child.subtree.items():
             node.subtree[cell] = node.subtree.get(cell, 0) + amount - child.kept(cell)
+
+
+def broken_queues(queues: Mapping[str, Queue]) -> dict[str, str]:
+    """Return queues whose chain of parents does not end, with what is wrong."""
+    broken = {}
+    for name in queues:
+        chain = [name]
+        while (parent := queues[chain[-1]].parent) and name not in broken:
+            if parent not in queues:
+                broken[name] = f"parent {parent} does not exist; create it or remove spec.parent"
+                break
+            if parent in chain:
+                broken[name] = f"its parents form a cycle, {' -> '.join([*chain, parent])}; change one spec.parent"
+                break
+            chain.append(parent)
+    return broken

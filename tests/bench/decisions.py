@@ -21,6 +21,7 @@ from queuectl.core.lifecycle import BackOff
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome
 from queuectl.model.objects import Flavor, Gang, Job, Node, Queue, Role
 from queuectl.model.plan import Plan
+from queuectl.model.policy import Quota
 from queuectl.model.reasons import Reason, why
 from tests.bench.plane import peak_memory
 
@@ -99,8 +100,8 @@ def _world(nodes: int, gangs: int, dice: random.Random) -> World:
     share = 8 * nodes // QUEUES
     for number in range(QUEUES):
         # Half of them are short of quota, the others of nodes.
-        nominal = {(FLAVOR, GPU): share // 2 if number % 2 else share * 3}
-        world.on_queue(None, Queue(f"team-{number:02}", nominal=nominal))
+        quotas = {(FLAVOR, GPU): Quota(share // 2 if number % 2 else share * 3)}
+        world.on_queue(None, Queue(f"team-{number:02}", quotas=quotas))
     for number in range(gangs):
         _submit(world, _gang(number, dice))
     world.load([], [], 0)

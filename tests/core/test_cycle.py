@@ -302,5 +302,6 @@ def test_the_snapshot_is_not_used_up() -> None:
     view = snapshot([whole("a", 2), whole("b", 1)], nodes=TWO)
     first = plan(view, NOW)
     assert not any(node.usage for node in view.tree.nodes.values())
+    assert view.fleet
     assert view.fleet.free()[:, 0].sum() == 16
     assert plan(view, NOW) == first

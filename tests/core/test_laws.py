@@ -192,6 +192,7 @@ def test_every_gang_starts_or_is_told_why_not(world: World) -> None:
 @given(worlds(), st.randoms(use_true_random=False))
 def test_the_same_world_gives_the_same_plan(world: World, order: random.Random) -> None:
     view = world.snapshot()
+    assert view.fleet
     free, used = view.fleet.free().tolist(), {name: dict(node.usage) for name, node in view.tree.nodes.items()}
     decided = plan(view, NOW)
     assert view.fleet.free().tolist() == free

@@ -164,7 +164,7 @@ def _running(case: Case) -> dict[str, list[Running]]:
 
 
 def _tree(queues: Mapping[str, Queue], running: Mapping[str, list[Running]]) -> Tree:
-    tree = Tree((queue.name, queue.parent, queue.quotas, queue.weight) for queue in queues.values())
+    tree = Tree.of(queues.values())
     for gangs in running.values():
         for gang in gangs:
             tree.add(gang.queue, gang.usage)

@@ -131,7 +131,7 @@ def snapshot(
 ) -> Snapshot:
     """Return a view of a world with queue "q" and flavor "any", unless others are given."""
     known = {one.name: one for one in ([queue()] if queues is None else queues)}
-    tree = Tree((one.name, one.parent, one.quotas, one.weight) for one in known.values())
+    tree = Tree.of(known.values())
     for (name, kind, resource), amount in (usage or {}).items():
         tree.add(name, {(kind, resource): amount})
     return Snapshot(
