@@ -9,21 +9,19 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import structlog
 
-from queuectl.control import metrics
+from queuectl.control import metrics, turn
 from queuectl.control.effects import Executor
 from queuectl.control.report import Reporter
 from queuectl.control.world import World
-from queuectl.core.cycle import plan
-from queuectl.core.lifecycle import next_move
 from queuectl.kube.writes import Writer
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, WorkloadState
 from queuectl.model.objects import Pod
-from queuectl.model.plan import Admission, Plan, Preempt
-from queuectl.model.reasons import CAUSES, Reason, why
+from queuectl.model.plan import Plan
+from queuectl.model.reasons import Reason, why
 from queuectl.store.ledger import Ledger
 
 SWEEP_SECONDS = 1.0  # between two looks at what no event tells of
@@ -108,32 +106,17 @@ class Engine:
         self._update_gauges()
 
     async def _move_on(self, now: float) -> None:
-        world = self._world
         reported, self._reported = self._reported, {}
-        touched, world.touched = world.touched, set()
-        moves: dict[str, Move] = {}
-        leaving: dict[str, End] = {}
-        for uid in sorted(touched | reported.keys()):
-            view = world.view(uid, now)
-            if view is None:
-                if world.waits_in_vain(uid):
-                    leaving[uid] = End(why(Reason.DELETED), Outcome.DELETED)
-                elif uid not in world.jobs:
-                    world.forget(uid)
-                continue
-            # What is observed goes before what a step reports: a gang whose pod is gone is not ungated any more.
-            move = next_move(view) or reported.get(uid)
-            if move is not None:
-                moves[uid] = move
+        moves, leaving = turn.due(self._world, reported, now)
         if moves:
             with metrics.LEDGER_SECONDS.labels("advance").time():
-                applied = await self._ledger.advance(self._epoch, list(moves.values()), now=now)
+                applied = await self._ledger.advance(self._epoch, moves, now=now)
             for move in applied:
                 self._take(move, now)
         if leaving:
             await self._ledger.retire(self._epoch, leaving, now=now)
             for uid in leaving:
-                world.forget(uid)
+                self._world.forget(uid)
 
     def _take(self, move: Move, now: float) -> None:
         attempt, workload = self._world.attempts[move.uid], self._world.workloads[move.uid]
@@ -152,30 +135,25 @@ class Engine:
 
     async def _cycle(self, now: float) -> None:
         world, self._plan_again = self._world, False
-        changes = world.take_changes()
-        submissions = world.submissions(changes.submissions)
-        world.restated |= changes.submissions  # those that the plan leaves out have a status too
         started = time.perf_counter()
-        snapshot = world.snapshot()
-        decided = plan(snapshot, now)
+        cycle = turn.prepare(world)
+        decided = turn.decide(world, cycle, now)
         metrics.PLAN_SECONDS.observe(time.perf_counter() - started)
-        nodes = {name: world.fleet.room(name) for name in changes.nodes}
-        queues = {name: world.queues.get(name) for name in changes.queues}
         with metrics.LEDGER_SECONDS.labels("cycle").time():
             result = await self._ledger.cycle(
                 self._epoch,
                 plan_id=uuid.uuid4(),
                 now=now,
-                submissions=submissions,
-                nodes={name: room for name, room in nodes.items() if room},
-                nodes_gone=[name for name, room in nodes.items() if not room],
-                quotas={name: queue.nominal for name, queue in queues.items() if queue},
-                queues_gone=[name for name, queue in queues.items() if not queue],
-                changed_by={name: queue.changed_by for name, queue in queues.items() if queue},
-                limits=world.holdings.limits(queues),
-                ancestors=world.holdings.ancestors(world.queues),
-                admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
-                preemptions=[self._preemption(preempt) for preempt in decided.preemptions],
+                submissions=cycle.submissions,
+                nodes=cycle.nodes,
+                nodes_gone=cycle.nodes_gone,
+                quotas=cycle.quotas,
+                queues_gone=cycle.queues_gone,
+                changed_by=cycle.changed_by,
+                limits=cycle.limits,
+                ancestors=cycle.ancestors,
+                admissions=decided.admissions,
+                preemptions=decided.preemptions,
             )
         for attempt in result.admitted:
             workload = world.workloads[attempt.uid]
@@ -184,55 +162,28 @@ class Engine:
             self.executor.offer(attempt.uid)
             metrics.ADMITTED.labels(workload.queue).inc()
             metrics.ADMISSION_WAIT.labels(workload.queue).observe(max(0.0, now - workload.submitted_at))
-        self._take_claims(decided, result.claimed)
-        self._take_refusals(decided, set(result.refused))
-        self._restate(decided)
+        for attempt, ends in turn.claims(decided, result.claimed):
+            self._take_claim(attempt, ends)
+        metrics.REFUSED.inc(len(result.refused))
+        if turn.plan_again(world, decided.plan, result.refused):
+            self._plan_again = True
+            self.wake()
+        self._restate(decided.plan)
         if decided.admissions:
             log.info(
-                "cycle", admitted=len(result.admitted), refused=len(result.refused), waiting=len(decided.waits),
+                "cycle", admitted=len(result.admitted), refused=len(result.refused), waiting=len(decided.plan.waits),
                 seconds=round(time.perf_counter() - started, 4),
             )  # fmt: skip
 
-    def _preemption(self, preempt: Preempt) -> tuple[Preempt, int, dict[str, End]]:
-        """Return a preemption as the ledger takes it: with the generation planned for and its victims' ends."""
-        world, uid = self._world, preempt.admission.uid
-        winner = world.workloads[uid]
-        job = f"{winner.namespace}/{winner.name}"
-        facts = {"job": job, "queue": winner.queue, "priority": winner.priority}
-        ends = {
-            victim: End(why(Reason.PREEMPTED, **facts, cause=CAUSES[cause]), Outcome.REQUEUE)
-            for victim, cause in preempt.victims
-        }
-        return preempt, world.jobs[uid].generation, ends
-
-    def _take_claims(self, decided: Plan, claimed: Sequence[Attempt]) -> None:
-        """Take in what the ledger has promised to preemptors, and have their victims go."""
-        promised = {attempt.uid: attempt for attempt in claimed}
-        for preempt in decided.preemptions:
-            attempt = promised.get(preempt.admission.uid)
-            if attempt is None:
-                continue
-            _, _, ends = self._preemption(preempt)
-            for victim, end in ends.items():
-                self._reporter.event(victim, end.why, warning=True)
-                self._world.evicted(victim, end)
-                self.executor.offer(victim)
-                metrics.ENDED.labels(end.why.code).inc()
-            self._world.admitted(attempt)
-            self._reporter.event(attempt.uid, why(Reason.WAITING_FOR_VICTIMS, count=len(ends)))
-
-    def _take_refusals(self, decided: Plan, refused: set[str]) -> None:
-        """Have the ledger told anew what it seems not to know, and plan again."""
-        metrics.REFUSED.inc(len(refused))
-        admissions = (*decided.admissions, *(preempt.admission for preempt in decided.preemptions))
-        again: list[Admission] = [admission for admission in admissions if admission.uid in refused]
-        for admission in again:
-            self._world.changes.nodes |= {placement.node for placement in admission.placements}
-            self._world.changes.queues.add(self._world.workloads[admission.uid].queue)
-        pending = any(wait.reason is Reason.PENDING for wait in decided.waits.values())
-        if again or pending:
-            self._plan_again = True
-            self.wake()
+    def _take_claim(self, attempt: Attempt, ends: Mapping[str, End]) -> None:
+        """Take in that the ledger has promised a preemptor its room, and have its victims go."""
+        for victim, end in ends.items():
+            self._reporter.event(victim, end.why, warning=True)
+            self._world.evicted(victim, end)
+            self.executor.offer(victim)
+            metrics.ENDED.labels(end.why.code).inc()
+        self._world.admitted(attempt)
+        self._reporter.event(attempt.uid, why(Reason.WAITING_FOR_VICTIMS, count=len(ends)))
 
     def _restate(self, decided: Plan) -> None:
         before, self._world.plan = self._world.plan, decided

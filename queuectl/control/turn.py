@@ -1,0 +1,126 @@
+"""What a round of the leader decides, without any I/O: which moves are due, and what a cycle asks of the ledger.
+
+The engine carries it out against Postgres and the API server, the simulator in virtual time.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from queuectl.control.world import World
+from queuectl.core.cycle import plan
+from queuectl.core.lifecycle import next_move
+from queuectl.core.snapshot import Snapshot
+from queuectl.model.lifecycle import Attempt, End, Move, Outcome, Workload
+from queuectl.model.plan import Admission, Plan, Preempt
+from queuectl.model.policy import Amounts
+from queuectl.model.reasons import CAUSES, Reason, why
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """What the next cycle is about: what the ledger has not been told yet, and the view that is planned upon."""
+
+    snapshot: Snapshot
+    submissions: Sequence[Workload]
+    nodes: Mapping[str, Mapping[str, int]]
+    nodes_gone: Collection[str]
+    quotas: Mapping[str, Amounts]
+    queues_gone: Collection[str]
+    changed_by: Mapping[str, str]
+    limits: Mapping[str, Amounts]
+    ancestors: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A plan as the ledger takes it: with the generations planned for, and the victims' ends."""
+
+    plan: Plan
+    admissions: Sequence[tuple[Admission, int]]
+    preemptions: Sequence[tuple[Preempt, int, Mapping[str, End]]]
+
+
+def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Move], dict[str, End]]:
+    """Return the moves that are due, and the ends of those who wait in vain; forget who is over and gone.
+
+    ``reported`` is what the executor says that its steps came to, by workload.
+    """
+    touched, world.touched = world.touched, set()
+    moves: list[Move] = []
+    leaving: dict[str, End] = {}
+    for uid in sorted(touched | reported.keys()):
+        view = world.view(uid, now)
+        if view is None:
+            if world.waits_in_vain(uid):
+                leaving[uid] = End(why(Reason.DELETED), Outcome.DELETED)
+            elif uid not in world.jobs:
+                world.forget(uid)
+            continue
+        # What is observed goes before what a step reports: a gang whose pod is gone is not ungated any more.
+        move = next_move(view) or reported.get(uid)
+        if move is not None:
+            moves.append(move)
+    return moves, leaving
+
+
+def prepare(world: World) -> Cycle:
+    """Take the world's changes into a cycle; they count as told from now on."""
+    changes = world.take_changes()
+    submissions = world.submissions(changes.submissions)
+    world.restated |= changes.submissions  # those that the plan leaves out have a status too
+    snapshot = world.snapshot()
+    nodes = {name: world.fleet.room(name) for name in changes.nodes}
+    queues = {name: world.queues.get(name) for name in changes.queues}
+    return Cycle(
+        snapshot=snapshot,
+        submissions=submissions,
+        nodes={name: room for name, room in nodes.items() if room},
+        nodes_gone=[name for name, room in nodes.items() if not room],
+        quotas={name: queue.nominal for name, queue in queues.items() if queue},
+        queues_gone=[name for name, queue in queues.items() if not queue],
+        changed_by={name: queue.changed_by for name, queue in queues.items() if queue},
+        limits=world.holdings.limits(queues),
+        ancestors=world.holdings.ancestors(world.queues),
+    )
+
+
+def decide(world: World, cycle: Cycle, now: float) -> Decided:
+    """Plan the cycle."""
+    decided = plan(cycle.snapshot, now)
+    return Decided(
+        plan=decided,
+        admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
+        preemptions=[
+            (preempt, world.jobs[preempt.admission.uid].generation, _ends(world, preempt))
+            for preempt in decided.preemptions
+        ],
+    )
+
+
+def claims(decided: Decided, claimed: Sequence[Attempt]) -> list[tuple[Attempt, Mapping[str, End]]]:
+    """Return those to whom the ledger has promised room, each with its victims' ends."""
+    promised = {attempt.uid: attempt for attempt in claimed}
+    return [
+        (promised[preempt.admission.uid], ends)
+        for preempt, _, ends in decided.preemptions
+        if preempt.admission.uid in promised
+    ]
+
+
+def plan_again(world: World, decided: Plan, refused: Collection[str]) -> bool:
+    """Tell whether another cycle is due at once; the ledger is told anew what it seems not to know."""
+    admissions = (*decided.admissions, *(preempt.admission for preempt in decided.preemptions))
+    for admission in admissions:
+        if admission.uid in refused:
+            world.changes.nodes |= {placement.node for placement in admission.placements}
+            world.changes.queues.add(world.workloads[admission.uid].queue)
+    return bool(refused) or any(wait.reason is Reason.PENDING for wait in decided.waits.values())
+
+
+def _ends(world: World, preempt: Preempt) -> dict[str, End]:
+    winner = world.workloads[preempt.admission.uid]
+    facts = {"job": f"{winner.namespace}/{winner.name}", "queue": winner.queue, "priority": winner.priority}
+    return {
+        victim: End(why(Reason.PREEMPTED, **facts, cause=CAUSES[cause]), Outcome.REQUEUE)
+        for victim, cause in preempt.victims
+    }
