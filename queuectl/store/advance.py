@@ -1,22 +1,22 @@
 """Moving attempts along their arrows, and giving their room back at the end."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Boolean, Float, Integer, TableValuedAlias, Text, case, func, insert, literal, select, update
+from sqlalchemy import Float, Integer, Text, case, func, literal, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from queuectl.model.lifecycle import STEP_OF, AttemptState, End, Move, Outcome, WorkloadState
-from queuectl.model.resources import times, total
-from queuectl.store import tables
+from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, WorkloadState
+from queuectl.model.reasons import Reason, why
+from queuectl.store import attempts, tables
+from queuectl.store.attempts import AttemptKey, Held, Stake
 from queuectl.store.events import Event, record, told
 from queuectl.store.leadership import fence
-from queuectl.store.room import Key, Room
-from queuectl.store.rows import end_from_json, end_to_json, quota_from_json, rowset
+from queuectl.store.room import Rooms
+from queuectl.store.rows import end_to_json, rowset
 
 _NEXT = {
+    AttemptState.CLAIMED: {AttemptState.RESERVED, AttemptState.ENDING},
     AttemptState.RESERVED: {AttemptState.CREATED, AttemptState.ENDING},
     AttemptState.CREATED: {AttemptState.UNGATED, AttemptState.ENDING},
     AttemptState.UNGATED: {AttemptState.RUNNING, AttemptState.ENDING},
@@ -24,29 +24,12 @@ _NEXT = {
     AttemptState.ENDING: {AttemptState.ENDED},
     AttemptState.ENDED: set[AttemptState](),
 }
-_STAMPS = {
-    AttemptState.CREATED: "created_at",
-    AttemptState.UNGATED: "ungated_at",
-    AttemptState.RUNNING: "running_at",
-    AttemptState.ENDING: "ending_at",
-    AttemptState.ENDED: "ended_at",
-}
+_TOUCH_ROOM = {AttemptState.RESERVED, AttemptState.ENDED}
 _SENTENCES = {
     AttemptState.CREATED: "All pods exist, gated.",
     AttemptState.UNGATED: "Every gate is gone.",
     AttemptState.RUNNING: "All pods are ready.",
 }
-
-
-@dataclass(slots=True)
-class _Held:
-    """An attempt as read under its workload's lock, and where its moves have brought it."""
-
-    state: AttemptState
-    end: End | None
-    queue: str
-    quota: Any
-    passed: list[AttemptState] = field(default_factory=list)
 
 
 async def advance(
@@ -57,35 +40,43 @@ async def advance(
     ``again``: an earlier try may have committed, so a move whose state was already reached counts as made.
     """
     await fence(connection, epoch)
-    ending = {(move.uid, move.attempt) for move in moves if move.to is AttemptState.ENDED}
-    quota, nodes = Room.of_quota(), Room.of_nodes()
-    if ending:
-        queue_names, node_names = await _places(connection, ending)
-        await quota.lock(connection, queue_names)
-        await nodes.lock(connection, node_names)
-    held = await _lock(connection, {move.uid for move in moves})
+    touching = {(move.uid, move.attempt) for move in moves if move.to in _TOUCH_ROOM}
+    stakes = await attempts.stakes(connection, {uid for uid, _ in touching})
+    stakes = {key: stake for key, stake in stakes.items() if key in touching}
+    victims = await attempts.waited_for(connection, touching)
+    rooms = Rooms()
+    await rooms.lock(connection, [stake.amounts for stake in stakes.values()])
+    uids = {move.uid for move in moves}.union(uid for some in victims.values() for uid, _ in some)
+    await attempts.lock_workloads(connection, uids)
+    held = await attempts.latest(connection, uids)
 
     done: list[Move] = []
     events: list[Event] = []
     for move in moves:
-        attempt = held.get((move.uid, move.attempt))
+        key = (move.uid, move.attempt)
+        attempt, stake = held.get(key), stakes.get(key)
         if attempt is None or (move.to is AttemptState.ENDING) != (move.end is not None):
             continue
         if move.to not in _NEXT[attempt.state]:
             if again and move.to is attempt.state and not attempt.passed:
                 done.append(move)
             continue
+        if move.to in _TOUCH_ROOM:
+            waits = any(v in held and held[v].state is not AttemptState.ENDED for v in victims.get(key, ()))
+            if stake is None or not _account(move, attempt, stake, rooms, waits=waits):
+                continue
         attempt.state = move.to
         attempt.end = move.end or attempt.end
         attempt.passed.append(move.to)
         done.append(move)
-        events.append(_event(move, attempt))
+        events.append(_event(move, attempt, stake))
     moved = {key: attempt for key, attempt in held.items() if attempt.passed}
     if moved:
-        await _write_attempts(connection, epoch, moved, now=now)
-        await _free(
-            connection, {key: a for key, a in moved.items() if a.state is AttemptState.ENDED}, quota, nodes, now
-        )
+        ended = {key: attempt for key, attempt in moved.items() if attempt.state is AttemptState.ENDED}
+        await attempts.write(connection, epoch, moved, now=now)
+        await attempts.unclaim(connection, [key for key, attempt in ended.items() if not attempt.holds])
+        await _free(connection, ended, now)
+        await rooms.write(connection)
         await record(connection, epoch, events, now=now)
     return done
 
@@ -117,37 +108,19 @@ async def retire(connection: AsyncConnection, epoch: int, ends: Mapping[str, End
     return uids
 
 
-def _keys(keys: Collection[tuple[str, int]]) -> TableValuedAlias:
-    return rowset([{"uid": uid, "attempt": n} for uid, n in sorted(keys)], uid=Text, attempt=Integer)
+def _account(move: Move, attempt: Held, stake: Stake, rooms: Rooms, *, waits: bool) -> bool:
+    """Turn a claim into a reservation, or give back what an ended attempt has; False when there is no room yet."""
+    if move.to is AttemptState.ENDED:
+        rooms.free(stake.amounts, reserved=attempt.holds, promised=attempt.promised)
+        return True
+    if waits or not rooms.fits_now(stake.amounts):
+        return False
+    rooms.take(stake.amounts, reserved=True)
+    attempt.holds = True
+    return True
 
 
-async def _places(connection: AsyncConnection, keys: Collection[tuple[str, int]]) -> tuple[set[str], set[str]]:
-    """Return the queues and nodes where these attempts hold room. Both are settled when an attempt is made."""
-    a, r, given = tables.attempt, tables.reservation, _keys(keys)
-    queues = select(a.c.queue).where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
-    nodes = select(r.c.node).where(r.c.workload_uid == given.c.uid, r.c.attempt == given.c.attempt)
-    return set((await connection.scalars(queues)).all()), set((await connection.scalars(nodes)).all())
-
-
-async def _lock(connection: AsyncConnection, uids: Collection[str]) -> dict[tuple[str, int], _Held]:
-    """Lock the workloads and return their latest attempts, if active."""
-    w, a = tables.workload, tables.attempt
-    given = rowset([{"uid": uid} for uid in sorted(uids)], uid=Text)
-    await connection.execute(
-        select(w.c.uid).where(w.c.uid.in_(select(given.c.uid))).order_by(w.c.uid).with_for_update(key_share=True)
-    )
-    latest = (
-        select(a.c.workload_uid, a.c.number, a.c.state, a.c.end, a.c.queue, a.c.quota)
-        .join(w, (w.c.uid == a.c.workload_uid) & (w.c.attempt == a.c.number))
-        .where(w.c.uid.in_(select(given.c.uid)))
-    )
-    return {
-        (row.workload_uid, row.number): _Held(AttemptState(row.state), end_from_json(row.end), row.queue, row.quota)
-        for row in await connection.execute(latest)
-    }
-
-
-def _event(move: Move, attempt: _Held) -> Event:
+def _event(move: Move, attempt: Held, stake: Stake | None) -> Event:
     if move.to is AttemptState.ENDING and move.end is not None:
         return told(move.end.why, move.uid, move.attempt)
     if move.to is AttemptState.ENDED and attempt.end is not None:
@@ -156,84 +129,21 @@ def _event(move: Move, attempt: _Held) -> Event:
         if end.outcome is Outcome.REQUEUE:
             return Event("Requeued", f"Back in its queue: {end.why}", move.uid, move.attempt, facts)
         return Event("Finished", f"{end.outcome.value}: {end.why}", move.uid, move.attempt, facts)
+    if move.to is AttemptState.RESERVED and stake is not None:
+        return told(why(Reason.ADMITTED, pods=stake.pods, nodes=stake.nodes), move.uid, move.attempt)
     return Event(move.to.value, _SENTENCES[move.to], move.uid, move.attempt)
 
 
-async def _write_attempts(
-    connection: AsyncConnection, epoch: int, moved: Mapping[tuple[str, int], _Held], *, now: float
-) -> None:
-    a, w, s = tables.attempt, tables.workload, tables.step
-    at = literal(now, tables.UnixTime)
-    stamps = {name: state for state, name in _STAMPS.items()}
-    given = rowset(
-        [
-            {
-                "uid": uid,
-                "attempt": number,
-                "state": held.state.value,
-                "end": end_to_json(held.end),
-                "step": STEP_OF[held.state].value if held.state in STEP_OF else None,
-                **{name: state in held.passed for name, state in stamps.items()},
-            }
-            for (uid, number), held in sorted(moved.items())
-        ],
-        uid=Text,
-        attempt=Integer,
-        state=Text,
-        end=JSONB,
-        step=Text,
-        **dict.fromkeys(stamps, Boolean),
-    )
-    await connection.execute(
-        update(a)
-        .values(
-            state=given.c.state,
-            end=given.c.end,
-            **{name: case((given.c[name], at), else_=a.c[name]) for name in stamps},
-        )
-        .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
-    )
-    await connection.execute(
-        update(s)
-        .values(done_at=at)
-        .where(s.c.workload_uid == given.c.uid, s.c.attempt == given.c.attempt, s.c.done_at.is_(None))
-    )
-    await connection.execute(
-        insert(s).from_select(
-            ["workload_uid", "attempt", "step", "created_at", "due_at", "epoch"],
-            select(given.c.uid, given.c.attempt, given.c.step, at, at, literal(epoch)).where(given.c.step.is_not(None)),
-        )
-    )
-    if any(AttemptState.RUNNING in held.passed for held in moved.values()):
-        await connection.execute(update(w).values(late_starts=0).where(w.c.uid == given.c.uid, given.c.running_at))
-
-
-async def _free(
-    connection: AsyncConnection, ended: Mapping[tuple[str, int], _Held], quota: Room, nodes: Room, now: float
-) -> None:
-    """Give back the room of ended attempts and decide what their workloads are now."""
+async def _free(connection: AsyncConnection, ended: Mapping[AttemptKey, Held], now: float) -> None:
+    """Mark the reservations of ended attempts as freed and decide what their workloads are now."""
     if not ended:
         return
-    r, given = tables.reservation, _keys(ended)
-    freed = (
+    r, given = tables.reservation, attempts.keys(ended)
+    await connection.execute(
         update(r)
         .values(freed_at=literal(now, tables.UnixTime))
         .where(r.c.workload_uid == given.c.uid, r.c.attempt == given.c.attempt, r.c.freed_at.is_(None))
-        .returning(r.c.node, r.c.pods, r.c.requests)
     )
-    on_nodes: dict[Key, int] = total(
-        {(node, name): amount for name, amount in times(dict(requests), pods).items()}
-        for node, pods, requests in await connection.execute(freed)
-    )
-    in_queues: dict[Key, int] = total(
-        {(held.queue, *key): amount for key, amount in quota_from_json(held.quota).items()} for held in ended.values()
-    )
-    await quota.free(connection, {key: n for key, n in in_queues.items() if n > 0})
-    await nodes.free(connection, {key: n for key, n in on_nodes.items() if n > 0})
-    await _settle(connection, ended, now)
-
-
-async def _settle(connection: AsyncConnection, ended: Mapping[tuple[str, int], _Held], now: float) -> None:
     w = tables.workload
     rows = []
     for (uid, _), held in sorted(ended.items()):

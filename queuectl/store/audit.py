@@ -3,38 +3,56 @@
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-_HELD_ON_NODES = """
-SELECT r.node, q ->> 0 AS resource, sum((q ->> 1)::numeric * r.pods) AS held
-FROM reservation r CROSS JOIN LATERAL jsonb_array_elements(r.requests) AS q
-WHERE r.freed_at IS NULL GROUP BY 1, 2
+_BY_NODE = """
+SELECT r.node, q ->> 0 AS resource, sum((q ->> 1)::numeric * r.pods) AS amount
+FROM reservation r JOIN attempt a ON a.workload_uid = r.workload_uid AND a.number = r.attempt
+CROSS JOIN LATERAL jsonb_array_elements(r.requests) AS q
+WHERE r.freed_at IS NULL AND a.{counted} GROUP BY 1, 2
 """
-_HELD_IN_QUEUES = """
-SELECT a.queue, q ->> 0 AS flavor, q ->> 1 AS resource, sum((q ->> 2)::numeric) AS held
-FROM attempt a CROSS JOIN LATERAL jsonb_array_elements(a.quota) AS q
-WHERE a.state <> 'Ended' GROUP BY 1, 2, 3
+_BY_QUEUE = """
+SELECT charged.queue, q ->> 0 AS flavor, q ->> 1 AS resource, sum((q ->> 2)::numeric) AS amount
+FROM attempt a CROSS JOIN LATERAL unnest(a.charged) AS charged (queue)
+CROSS JOIN LATERAL jsonb_array_elements(a.quota) AS q
+WHERE a.state <> 'Ended' AND a.{counted} GROUP BY 1, 2, 3
+"""
+_NODE_SUMS = """
+SELECT format('Node %s: %s of %s is {sum}, attempts {verb} %s.', node, coalesce(n.{sum}, 0), resource,
+              coalesce(h.amount, 0))
+FROM node_room n FULL JOIN ({attempts}) h USING (node, resource)
+WHERE coalesce(n.{sum}, 0) <> coalesce(h.amount, 0)
+"""
+_QUEUE_SUMS = """
+SELECT format('Queue %s: %s of %s in flavor %s is {sum}, attempts {verb} %s.', queue, coalesce(n.{sum}, 0), resource,
+              flavor, coalesce(h.amount, 0))
+FROM quota_room n FULL JOIN ({attempts}) h USING (queue, flavor, resource)
+WHERE coalesce(n.{sum}, 0) <> coalesce(h.amount, 0)
+"""
+_WRONG = """
+WHERE reserved < 0 OR promised < 0 OR room < 0
+    OR deficit <> greatest(0, reserved::numeric - room, promised::numeric - room)
 """
 # Each query returns one column: the sentence.
 _CHECKS = (
+    *(
+        sums.format(sum=column, verb=verb, attempts=attempts.format(counted=counted))
+        for sums, attempts in ((_NODE_SUMS, _BY_NODE), (_QUEUE_SUMS, _BY_QUEUE))
+        for column, counted, verb in (("reserved", "holds", "hold"), ("promised", "promised", "are promised"))
+    ),
     f"""
-    SELECT format('Node %s: %s of %s is reserved, attempts hold %s.', node, coalesce(n.reserved, 0), resource,
-                  coalesce(h.held, 0))
-    FROM node_room n FULL JOIN ({_HELD_ON_NODES}) h USING (node, resource)
-    WHERE coalesce(n.reserved, 0) <> coalesce(h.held, 0)
-    """,  # noqa: S608 - constants
-    f"""
-    SELECT format('Queue %s: %s of %s in flavor %s is reserved, attempts hold %s.', queue, coalesce(n.reserved, 0),
-                  resource, flavor, coalesce(h.held, 0))
-    FROM quota_room n FULL JOIN ({_HELD_IN_QUEUES}) h USING (queue, flavor, resource)
-    WHERE coalesce(n.reserved, 0) <> coalesce(h.held, 0)
-    """,  # noqa: S608 - constants
-    """
-    SELECT format('Node %s, %s: reserved %s, room %s, deficit %s.', node, resource, reserved, room, deficit)
-    FROM node_room WHERE reserved < 0 OR room < 0 OR deficit <> greatest(0, reserved::numeric - room)
-    """,
-    """
-    SELECT format('Queue %s, flavor %s, %s: reserved %s, room %s, deficit %s.', queue, flavor, resource, reserved,
+    SELECT format('Node %s, %s: reserved %s, promised %s, room %s, deficit %s.', node, resource, reserved, promised,
                   room, deficit)
-    FROM quota_room WHERE reserved < 0 OR room < 0 OR deficit <> greatest(0, reserved::numeric - room)
+    FROM node_room {_WRONG}
+    """,  # noqa: S608 - constants
+    f"""
+    SELECT format('Queue %s, flavor %s, %s: reserved %s, promised %s, room %s, deficit %s.', queue, flavor, resource,
+                  reserved, promised, room, deficit)
+    FROM quota_room {_WRONG}
+    """,  # noqa: S608 - constants
+    """
+    SELECT format('Attempt %s of workload %s is claimed by attempt %s of workload %s, which does not wait.', v.number,
+                  v.workload_uid, c.number, c.workload_uid)
+    FROM attempt v JOIN attempt c ON c.workload_uid = v.claimed_by_uid AND c.number = v.claimed_by_attempt
+    WHERE v.state <> 'Ended' AND (c.holds OR c.state = 'Ended')
     """,
     """
     SELECT format('Attempt %s of workload %s is %s and holds no reservation.', a.number, a.workload_uid, a.state)

@@ -15,13 +15,14 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Step, Workload, WorkloadState
-from queuectl.model.plan import Admission
+from queuectl.model.plan import Admission, Preempt
+from queuectl.model.policy import Amounts
 from queuectl.store import advance, audit, reserve, tables
 from queuectl.store.engine import WrongCluster, retried, transaction
 from queuectl.store.leadership import fence
 from queuectl.store.reserve import CycleResult
 from queuectl.store.rows import (
-    attempt_from_row,
+    attempts_from_rows,
     clean,
     placements_by_attempt,
     rowset,
@@ -94,11 +95,8 @@ class Ledger:
             found = [workload_from_row(row) for row in (await connection.execute(workloads)).mappings()]
             held = (await connection.execute(select(r).where(r.c.freed_at.is_(None)))).mappings()
             placements = placements_by_attempt(held)
-            active = select(a).where(a.c.state != AttemptState.ENDED.value)
-            attempts = [
-                attempt_from_row(row, placements.get((row["workload_uid"], row["number"]), ()))
-                for row in (await connection.execute(active)).mappings()
-            ]
+            active = (await connection.execute(select(a).where(a.c.state != AttemptState.ENDED.value))).mappings().all()
+            attempts = attempts_from_rows(active, placements)
             steps = [
                 OpenStep(
                     uid=row["workload_uid"],
@@ -122,16 +120,25 @@ class Ledger:
         submissions: Sequence[Workload] = (),
         nodes: Mapping[str, Mapping[str, int]] = _NONE,
         nodes_gone: Collection[str] = (),
-        quotas: Mapping[str, Mapping[tuple[str, str], int]] = _NONE,
+        quotas: Mapping[str, Amounts] = _NONE,
+        limits: Mapping[str, Amounts] = _NONE,
         queues_gone: Collection[str] = (),
         changed_by: Mapping[str, str] = _NONE,
+        ancestors: Mapping[str, Sequence[str]] = _NONE,
         admissions: Sequence[tuple[Admission, int]] = (),
+        preemptions: Sequence[tuple[Preempt, int, Mapping[str, End]]] = (),
     ) -> CycleResult:
         """Record what was seen and reserve what was planned, in one transaction.
 
-        ``nodes`` and ``quotas`` give each changed node's or queue's whole vector. Admissions are taken in order, each
-        with the generation that was planned for; one that no longer fits is refused and the rest commits. At most
-        500 gangs or 10,000 reservations are taken, the rest is refused and left for the next cycle.
+        ``nodes`` and ``quotas`` give each changed node's or queue's whole vector. ``quotas`` are nominal; a queue's
+        ``limits``, its whole vector too, are what may be reserved in it and below it, where that is not the nominal.
+        ``ancestors`` of a queue, nearest first, are charged with what the queue is charged.
+
+        Admissions are taken in order, each with the generation that was planned for, and after them the preemptions,
+        each with its victims' ends as well; one that no longer fits, or whose victim is gone or already claimed, is
+        refused and the rest commits. A preemptor's room is promised to it; it may move to RESERVED when its victims
+        have ended. At most 500 gangs or 10,000 reservations and victims are taken, the rest is refused and left for
+        the next cycle.
 
         When the answer to COMMIT is lost, the plan is looked up by its id; StoreUnavailable then means that it still
         isn't known: call ``load`` before planning again.
@@ -144,9 +151,12 @@ class Ledger:
             nodes=nodes,
             nodes_gone=nodes_gone,
             quotas=quotas,
+            limits=limits,
             queues_gone=queues_gone,
             changed_by=changed_by,
+            ancestors=ancestors,
             admissions=admissions,
+            preemptions=preemptions,
         )
         if request.empty:
             return CycleResult([], [])
@@ -160,8 +170,8 @@ class Ledger:
     async def advance(self, epoch: int, moves: Sequence[Move], *, now: float) -> list[Move]:
         """Move attempts along their arrows and return the moves that took effect.
 
-        A move that is illegal, repeated, or of an attempt that isn't its workload's latest is left out. When the
-        answer to COMMIT is lost, the moves are made again, and those already made count as having taken effect.
+        A move that is illegal, repeated, or of an attempt that isn't its workload's latest is left out; so is a
+        move to RESERVED while a victim is still there, or when its room is no longer enough. When the answer to COMMIT is lost, the moves are made again, and those already made count as having taken effect.
         """
         if not moves:
             return []

@@ -3,11 +3,12 @@
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
-    Float,
+    Boolean,
     Integer,
     RowMapping,
     Text,
@@ -15,7 +16,6 @@ from sqlalchemy import (
     delete,
     func,
     literal,
-    or_,
     select,
     text,
     update,
@@ -23,14 +23,16 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, Workload, WorkloadState
-from queuectl.model.plan import Admission, Placement
+from queuectl.model import policy
+from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Workload, WorkloadState
+from queuectl.model.plan import Admission, Placement, Preempt
 from queuectl.model.reasons import Reason, why
-from queuectl.store import tables
+from queuectl.store import attempts, observe, tables
+from queuectl.store.attempts import AttemptKey, Held, Stake
 from queuectl.store.engine import Conflict
 from queuectl.store.events import Event, record, told
 from queuectl.store.leadership import fence
-from queuectl.store.room import Key, Room
+from queuectl.store.room import Amounts, Key, Rooms
 from queuectl.store.rows import attempt_from_row, placements_by_attempt, quota_to_json, rowset
 
 MAX_GANGS = 500
@@ -39,10 +41,11 @@ MAX_RESERVATIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CycleResult:
-    """What became of the admissions: the attempts that hold room now, and the uids that were refused."""
+    """What became of the plan: attempts that hold room now, uids that were refused, attempts that wait for victims."""
 
     admitted: list[Attempt]
     refused: list[str]
+    claimed: list[Attempt] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,82 +58,155 @@ class Request:
     submissions: Sequence[Workload]
     nodes: Mapping[str, Mapping[str, int]]
     nodes_gone: Collection[str]
-    quotas: Mapping[str, Mapping[tuple[str, str], int]]
+    quotas: Mapping[str, policy.Amounts]
+    limits: Mapping[str, policy.Amounts]
     queues_gone: Collection[str]
     changed_by: Mapping[str, str]
+    ancestors: Mapping[str, Sequence[str]]
     admissions: Sequence[tuple[Admission, int]]
+    preemptions: Sequence[tuple[Preempt, int, Mapping[str, End]]]
 
     @property
     def empty(self) -> bool:
         """Tell whether there is nothing to write."""
         return not (
-            self.submissions or self.nodes or self.nodes_gone or self.quotas or self.queues_gone or self.admissions
+            self.submissions
+            or self.nodes
+            or self.nodes_gone
+            or self.quotas
+            or self.limits
+            or self.queues_gone
+            or self.admissions
+            or self.preemptions
         )
+
+    @property
+    def candidates(self) -> list["_Candidate"]:
+        """Return whom the plan wants to start, in order."""
+        return [_Candidate(admission, generation) for admission, generation in self.admissions] + [
+            _Candidate(preempt.admission, generation, preempt, ends) for preempt, generation, ends in self.preemptions
+        ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Admitted:
+class _Candidate:
+    """A gang that is to start, or (with ``preempt``) to be promised its room."""
+
+    admission: Admission
+    generation: int
+    preempt: Preempt | None = None
+    ends: Mapping[str, End] = field(default_factory=dict)  # by victim
+
+    @property
+    def uid(self) -> str:
+        return self.admission.uid
+
+    @property
+    def victims(self) -> list[str]:
+        return [uid for uid, _ in self.preempt.victims] if self.preempt else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Gang:
     """A gang that fits, with what is written for it."""
 
     admission: Admission
     generation: int
     queue: str
+    charged: tuple[str, ...]
     number: int
-    placements: tuple[Placement, ...] = field(default=())
+    placements: tuple[Placement, ...]
+    claims: bool
+    victims: tuple[AttemptKey, ...]
+
+    @property
+    def key(self) -> AttemptKey:
+        return self.admission.uid, self.number
+
+    @property
+    def state(self) -> AttemptState:
+        return AttemptState.CLAIMED if self.claims else AttemptState.RESERVED
+
+    def attempt(self, now: float) -> Attempt:
+        return Attempt(
+            uid=self.admission.uid,
+            number=self.number,
+            state=self.state,
+            generation=self.generation,
+            placements=self.placements,
+            admitted_at=now,
+            quota=dict(self.admission.quota),
+            holds=not self.claims,
+            victims=self.victims,
+        )
+
+    def event(self) -> Event:
+        if self.claims:
+            reason = why(Reason.WAITING_FOR_VICTIMS, count=len(self.victims))
+        else:
+            pods = sum(place.pods for place in self.placements)
+            reason = why(Reason.ADMITTED, pods=pods, nodes=len({place.node for place in self.placements}))
+        return told(reason, *self.key)
 
 
 async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
     """Write one cycle. Raises Fenced, or Conflict when the transaction must be done over.
 
     1. fence   2. the plan's id   3. lock quota, then nodes   4. observations   5. submissions   6. lock workloads
-    7. decide, in order   8. write: room, workloads, attempts, reservations, steps, events
+    7. decide, in order   8. write: room, workloads, attempts, reservations, claims, steps, events
     """
     await fence(connection, request.epoch)
     if not await _is_new(connection, request):
         return await _already_done(connection, request)
-    candidates, left = _bounded(request.admissions)
+    candidates, left = _bounded(request.candidates)
     queue_of = await _queues(connection, request, candidates)
-    quota, nodes = Room.of_quota(), Room.of_nodes()
-    observed_queues = {*request.quotas, *request.queues_gone}
-    observed_nodes = {*request.nodes, *request.nodes_gone}
-    await quota.lock(connection, observed_queues.union(queue_of.values()))
-    await nodes.lock(connection, observed_nodes.union(p.node for a, _ in candidates for p in a.placements))
+    wanted = [_amounts(request, candidate.admission, queue_of.get(candidate.uid)) for candidate in candidates]
+    victims = {uid for candidate in candidates for uid in candidate.victims}
+    stakes = await attempts.stakes(connection, victims)
+    rooms = Rooms()
+    await rooms.lock(
+        connection,
+        chain(wanted, (stake.amounts for stake in stakes.values())),
+        queues={*request.quotas, *request.limits, *request.queues_gone},
+        nodes={*request.nodes, *request.nodes_gone},
+    )
+    events = await _observe(connection, request, rooms)
+    await observe.submissions(connection, request.submissions)
+    rows = await attempts.lock_workloads(connection, victims.union(candidate.uid for candidate in candidates))
+    waiting = {uid: row for uid, row in rows.items() if row["state"] == WorkloadState.QUEUED.value}
+    held = {key: one for key, one in (await attempts.latest(connection, victims)).items() if key in stakes}
 
-    events = await _observe_quota(connection, request, quota, observed_queues)
-    seen = {(node, name): room for node, vector in request.nodes.items() for name, room in vector.items()}
-    await nodes.observe(connection, {k: v for k, v in seen.items() if k[0] not in request.nodes_gone}, observed_nodes)
-    await _submit(connection, request.submissions)
-
-    waiting = await _lock_workloads(connection, [admission.uid for admission, _ in candidates])
-    admitted: list[_Admitted] = []
+    gangs: list[_Gang] = []
     refused: list[str] = []
-    for admission, generation in candidates:
-        row = waiting.get(admission.uid)
-        charged: dict[Key, int] = (
-            {} if row is None else {(row["queue"], *key): n for key, n in admission.quota.items() if n > 0}
-        )
-        held: dict[Key, int] = {key: n for key, n in admission.per_node().items() if n > 0}
+    for candidate, amounts in zip(candidates, wanted, strict=True):
+        row, leaving = waiting.get(candidate.uid), _victims(candidate, held)
         if (
             row is None
-            or row["queue"] != queue_of.get(admission.uid)
-            or not admission.placements
-            or not quota.fits(charged)
-            or not nodes.fits(held)
+            or row["queue"] != queue_of.get(candidate.uid)
+            or not candidate.admission.placements
+            or leaving is None
+            or not _fits(rooms, candidate, amounts, [stakes[key].amounts for key in leaving if held[key].promised])
         ):
-            refused.append(admission.uid)
+            refused.append(candidate.uid)
             continue
-        del waiting[admission.uid]
-        quota.take(charged)
-        nodes.take(held)
-        placements = _merged(admission.placements)
-        admitted.append(_Admitted(admission, generation, row["queue"], row["attempt"] + 1, placements))
+        del waiting[candidate.uid]
+        gang = _gang(request, candidate, row, leaving)
+        gangs.append(gang)
+        events.append(gang.event())
+        events.extend(_claim(gang, candidate, held, stakes, rooms))
+        rooms.take(amounts, reserved=not gang.claims, promised=True)
 
-    await quota.write_taken(connection)
-    await nodes.write_taken(connection)
-    await _write_admitted(connection, request, admitted)
-    events.extend(_told(gang) for gang in admitted)
+    await rooms.write(connection)
+    await _write_gangs(connection, request, gangs)
+    moved = {key: one for key, one in held.items() if one.passed}
+    await attempts.write(connection, request.epoch, moved, now=request.now)
+    await attempts.claim(connection, {victim: gang.key for gang in gangs for victim in gang.victims})
     await record(connection, request.epoch, events, now=request.now)
-    return CycleResult([_attempt(gang, request.now) for gang in admitted], refused + [a.uid for a, _ in left])
+    return CycleResult(
+        admitted=[gang.attempt(request.now) for gang in gangs if not gang.claims],
+        refused=refused + [candidate.uid for candidate in left],
+        claimed=[gang.attempt(request.now) for gang in gangs if gang.claims],
+    )
 
 
 async def _is_new(connection: AsyncConnection, request: Request) -> bool:
@@ -145,32 +221,37 @@ async def _already_done(connection: AsyncConnection, request: Request) -> CycleR
     a, r = tables.attempt, tables.reservation
     mine = a.c.plan_id == request.plan_id
     rows = (await connection.execute(select(a).where(mine))).mappings().all()
-    held = select(r).join(a, and_(a.c.workload_uid == r.c.workload_uid, a.c.number == r.c.attempt)).where(mine)
-    placements = placements_by_attempt((await connection.execute(held)).mappings())
-    found = {row["workload_uid"]: attempt_from_row(row, placements[row["workload_uid"], row["number"]]) for row in rows}
-    uids = [admission.uid for admission, _ in request.admissions]
-    return CycleResult([found[uid] for uid in uids if uid in found], [uid for uid in uids if uid not in found])
+    reserved = select(r).join(a, and_(a.c.workload_uid == r.c.workload_uid, a.c.number == r.c.attempt)).where(mine)
+    placements = placements_by_attempt((await connection.execute(reserved)).mappings())
+    victims = await attempts.waited_for(connection, [(row["workload_uid"], row["number"]) for row in rows])
+    found = {}
+    for row in rows:
+        key = (row["workload_uid"], row["number"])
+        found[key[0]] = attempt_from_row(row, placements[key], tuple(sorted(victims.get(key, ()))))
+    return CycleResult(
+        admitted=[found[a.uid] for a, _ in request.admissions if a.uid in found and found[a.uid].holds],
+        refused=[candidate.uid for candidate in request.candidates if candidate.uid not in found],
+        claimed=[one for p, _, _ in request.preemptions if (one := found.get(p.admission.uid)) and not one.holds],
+    )
 
 
-def _bounded(admissions: Sequence[tuple[Admission, int]]) -> tuple[Sequence[tuple[Admission, int]], ...]:
+def _bounded(candidates: Sequence[_Candidate]) -> tuple[Sequence[_Candidate], ...]:
     """Split into what one transaction takes and the rest; the first gang is taken whatever its size."""
     count = rows = 0
-    for admission, _ in admissions:
-        rows += len(admission.placements)
+    for candidate in candidates:
+        rows += len(candidate.admission.placements) + len(candidate.victims)
         if count and (count == MAX_GANGS or rows > MAX_RESERVATIONS):
             break
         count += 1
-    return admissions[:count], admissions[count:]
+    return candidates[:count], candidates[count:]
 
 
-async def _queues(
-    connection: AsyncConnection, request: Request, candidates: Sequence[tuple[Admission, int]]
-) -> dict[str, str]:
+async def _queues(connection: AsyncConnection, request: Request, candidates: Sequence[_Candidate]) -> dict[str, str]:
     """Return the queue that each candidate will be charged to; checked again once its workload is locked."""
     if not candidates:
         return {}
     w = tables.workload
-    given = rowset([{"uid": admission.uid} for admission, _ in candidates], uid=Text)
+    given = rowset([{"uid": candidate.uid} for candidate in candidates], uid=Text)
     statement = select(w.c.uid, w.c.queue).where(
         w.c.uid.in_(select(given.c.uid)), w.c.state == WorkloadState.QUEUED.value
     )
@@ -179,84 +260,86 @@ async def _queues(
     return found | {workload.uid: workload.queue for workload in request.submissions}
 
 
-async def _observe_quota(
-    connection: AsyncConnection, request: Request, quota: Room, observed: Collection[str]
-) -> list[Event]:
-    seen: dict[Key, int] = {
-        (queue, *key): nominal
-        for queue, vector in request.quotas.items()
-        if queue not in request.queues_gone
-        for key, nominal in vector.items()
+def _charged(request: Request, queue: str) -> tuple[str, ...]:
+    """Return the queue and its ancestors."""
+    return (queue, *request.ancestors.get(queue, ()))
+
+
+def _amounts(request: Request, admission: Admission, queue: str | None) -> Amounts:
+    return Amounts.of(() if queue is None else _charged(request, queue), admission.quota, admission.per_node())
+
+
+async def _observe(connection: AsyncConnection, request: Request, rooms: Rooms) -> list[Event]:
+    gone = set(request.queues_gone)
+    events = await observe.quota_edits(connection, request.quotas, gone, changed_by=request.changed_by, now=request.now)
+    room = {**request.quotas, **request.limits}
+    in_queues: dict[Key, int] = {
+        (queue, *cell): amount for queue, vector in room.items() if queue not in gone for cell, amount in vector.items()
     }
-    changes = await quota.observe(connection, seen, observed)
-    if not changes:
-        return []
-    columns = ["queue", "flavor", "resource", "from_nominal", "to_nominal", "changed_by"]
-    rows = [
-        dict(zip(columns, (*key, before, after, request.changed_by.get(key[0], "")), strict=True))
-        for key, before, after in changes
-    ]
-    given = rowset(
-        rows, queue=Text, flavor=Text, resource=Text, from_nominal=BigInteger, to_nominal=BigInteger, changed_by=Text
-    )
-    source = select(*(given.c[name] for name in columns), literal(request.now, tables.UnixTime))
-    await connection.execute(insert(tables.quota_version).from_select([*columns, "changed_at"], source))
-    return [Event("QuotaChanged", _quota_sentence(row), facts=row) for row in rows]
+    await rooms.quota.observe(connection, in_queues, {*room, *gone})
+    on_nodes: dict[Key, int] = {
+        (node, name): amount
+        for node, vector in request.nodes.items()
+        if node not in request.nodes_gone
+        for name, amount in vector.items()
+    }
+    await rooms.nodes.observe(connection, on_nodes, {*request.nodes, *request.nodes_gone})
+    return events
 
 
-def _quota_sentence(row: Mapping[str, Any]) -> str:
-    before = "nothing" if row["from_nominal"] is None else row["from_nominal"]
-    after = "nothing" if row["to_nominal"] is None else row["to_nominal"]
-    who = row["changed_by"] or "somebody unknown"
-    return (
-        f"Quota of queue {row['queue']} in flavor {row['flavor']}: {row['resource']} from {before} to {after} by {who}."
-    )
+def _victims(candidate: _Candidate, held: Mapping[AttemptKey, Held]) -> tuple[AttemptKey, ...] | None:
+    """Return the victims' attempts, sorted; None unless every one of them is there and nobody else's."""
+    active = {uid: (uid, number) for uid, number in held}
+    found = []
+    for uid in candidate.victims:
+        key = active.pop(uid, None)
+        if key is None or not held[key].holds or held[key].claimed or held[key].state is AttemptState.ENDED:
+            return None
+        if held[key].state is not AttemptState.ENDING and uid not in candidate.ends:
+            return None
+        found.append(key)
+    return tuple(sorted(found))
 
 
-async def _submit(connection: AsyncConnection, submissions: Sequence[Workload]) -> None:
-    if not submissions:
-        return
-    columns = ["uid", "namespace", "name", "queue", "priority", "submitted_at", "seq"]
-    # By uid, the last one counts: one statement may touch a row only once.
-    rows = {workload.uid: {name: getattr(workload, name) for name in columns} for workload in submissions}
-    given = rowset(
-        list(rows.values()),
-        uid=Text,
-        namespace=Text,
-        name=Text,
-        queue=Text,
-        priority=BigInteger,
-        submitted_at=Float(53),
-        seq=BigInteger,
-    )
-    values = [func.to_timestamp(given.c[name]) if name == "submitted_at" else given.c[name] for name in columns]
-    statement = insert(tables.workload).from_select(columns, select(*values).order_by(given.c.uid))
-    new, w = statement.excluded, tables.workload
-    await connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["uid"],
-            set_={"queue": new.queue, "priority": new.priority},
-            where=and_(
-                w.c.state == WorkloadState.QUEUED.value, or_(w.c.queue != new.queue, w.c.priority != new.priority)
-            ),
-        )
+def _fits(rooms: Rooms, candidate: _Candidate, amounts: Amounts, leaving: Sequence[Amounts]) -> bool:
+    return rooms.fits_later(amounts, leaving) if candidate.preempt else rooms.fits(amounts)
+
+
+def _gang(request: Request, candidate: _Candidate, row: RowMapping, victims: tuple[AttemptKey, ...]) -> _Gang:
+    return _Gang(
+        admission=candidate.admission,
+        generation=candidate.generation,
+        queue=row["queue"],
+        charged=_charged(request, row["queue"]),
+        number=row["attempt"] + 1,
+        placements=_merged(candidate.admission.placements),
+        claims=candidate.preempt is not None,
+        victims=victims,
     )
 
 
-async def _lock_workloads(connection: AsyncConnection, uids: Collection[str]) -> dict[str, RowMapping]:
-    """Lock these workloads and return those that are waiting."""
-    if not uids:
-        return {}
-    w = tables.workload
-    given = rowset([{"uid": uid} for uid in uids], uid=Text)
-    statement = (
-        select(w.c.uid, w.c.queue, w.c.state, w.c.attempt)
-        .where(w.c.uid.in_(select(given.c.uid)))
-        .order_by(w.c.uid)
-        .with_for_update(key_share=True)
-    )
-    rows = (await connection.execute(statement)).mappings()
-    return {row["uid"]: row for row in rows if row["state"] == WorkloadState.QUEUED.value}
+def _claim(
+    gang: _Gang,
+    candidate: _Candidate,
+    held: Mapping[AttemptKey, Held],
+    stakes: Mapping[AttemptKey, Stake],
+    rooms: Rooms,
+) -> list[Event]:
+    """Have the victims end, and take them out of what is promised."""
+    events = []
+    for key in gang.victims:
+        victim = held[key]
+        if victim.state is AttemptState.ENDING:
+            facts = {"by_uid": gang.key[0], "by_attempt": gang.key[1]}
+            events.append(Event("Claimed", "Its room is promised to a job that waits for it.", *key, facts))
+        else:
+            victim.state, victim.end = AttemptState.ENDING, candidate.ends[key[0]]
+            victim.passed.append(victim.state)
+            events.append(told(victim.end.why, *key))
+        if victim.promised:
+            rooms.free(stakes[key].amounts, promised=True)
+        victim.promised, victim.claimed = False, True
+    return events
 
 
 def _merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
@@ -269,8 +352,8 @@ def _merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     return tuple(merged[key] for key in sorted(merged))
 
 
-async def _write_admitted(connection: AsyncConnection, request: Request, admitted: Sequence[_Admitted]) -> None:
-    if not admitted:
+async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequence[_Gang]) -> None:
+    if not made:
         return
     w = tables.workload
     gangs = rowset(
@@ -278,17 +361,25 @@ async def _write_admitted(connection: AsyncConnection, request: Request, admitte
             {
                 "uid": gang.admission.uid,
                 "number": gang.number,
+                "state": gang.state.value,
+                "holds": not gang.claims,
                 "generation": gang.generation,
                 "queue": gang.queue,
+                "charged": gang.charged,
                 "quota": quota_to_json(gang.admission.quota),
+                "step": STEP_OF[gang.state].value if gang.state in STEP_OF else None,
             }
-            for gang in admitted
+            for gang in made
         ],
         uid=Text,
         number=Integer,
+        state=Text,
+        holds=Boolean,
         generation=BigInteger,
         queue=Text,
+        charged=ARRAY(Text),
         quota=JSONB,
+        step=Text,
     )
     now, epoch = literal(request.now, tables.UnixTime), literal(request.epoch, BigInteger)
     moved = await connection.execute(
@@ -296,22 +387,14 @@ async def _write_admitted(connection: AsyncConnection, request: Request, admitte
         .values(state=WorkloadState.ACTIVE.value, attempt=gangs.c.number)
         .where(w.c.uid == gangs.c.uid, w.c.state == WorkloadState.QUEUED.value, w.c.attempt == gangs.c.number - 1)
     )
-    if moved.rowcount != len(admitted):
+    if moved.rowcount != len(made):
         raise Conflict("workloads changed while they were locked")
+    same = ["number", "state", "holds", "generation", "queue", "charged", "quota"]
+    plan_id = literal(request.plan_id, tables.attempt.c.plan_id.type)
     await connection.execute(
         insert(tables.attempt).from_select(
-            ["workload_uid", "number", "state", "generation", "plan_id", "epoch", "queue", "quota", "admitted_at"],
-            select(
-                gangs.c.uid,
-                gangs.c.number,
-                literal(AttemptState.RESERVED.value),
-                gangs.c.generation,
-                literal(request.plan_id, tables.attempt.c.plan_id.type),
-                epoch,
-                gangs.c.queue,
-                gangs.c.quota,
-                now,
-            ),
+            ["workload_uid", *same, "plan_id", "epoch", "admitted_at"],
+            select(gangs.c.uid, *(gangs.c[name] for name in same), plan_id, epoch, now),
         )
     )
     places = rowset(
@@ -325,7 +408,7 @@ async def _write_admitted(connection: AsyncConnection, request: Request, admitte
                 "pods": place.pods,
                 "requests": place.requests,
             }
-            for gang in admitted
+            for gang in made
             for place in gang.placements
         ],
         uid=Text,
@@ -341,26 +424,9 @@ async def _write_admitted(connection: AsyncConnection, request: Request, admitte
     await connection.execute(
         insert(tables.step).from_select(
             ["workload_uid", "attempt", "step", "created_at", "due_at", "epoch"],
-            select(gangs.c.uid, gangs.c.number, literal(STEP_OF[AttemptState.RESERVED].value), now, now, epoch),
+            select(gangs.c.uid, gangs.c.number, gangs.c.step, now, now, epoch).where(gangs.c.step.is_not(None)),
         )
     )
     p = tables.plan
-    await connection.execute(update(p).where(p.c.id == request.plan_id).values(admitted=len(admitted)))
-
-
-def _attempt(gang: _Admitted, now: float) -> Attempt:
-    return Attempt(
-        uid=gang.admission.uid,
-        number=gang.number,
-        state=AttemptState.RESERVED,
-        generation=gang.generation,
-        placements=gang.placements,
-        admitted_at=now,
-        quota=dict(gang.admission.quota),
-    )
-
-
-def _told(gang: _Admitted) -> Event:
-    pods = sum(place.pods for place in gang.placements)
-    nodes = len({place.node for place in gang.placements})
-    return told(why(Reason.ADMITTED, pods=pods, nodes=nodes), gang.admission.uid, gang.number)
+    count = sum(not gang.claims for gang in made)
+    await connection.execute(update(p).where(p.c.id == request.plan_id).values(admitted=count))

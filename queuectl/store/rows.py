@@ -93,8 +93,10 @@ def workload_from_row(row: RowMapping) -> Workload:
     )
 
 
-def attempt_from_row(row: RowMapping, placements: tuple[Placement, ...]) -> Attempt:
-    """Build an attempt from a row of its table and its reservations."""
+def attempt_from_row(
+    row: RowMapping, placements: tuple[Placement, ...], victims: tuple[tuple[str, int], ...] = ()
+) -> Attempt:
+    """Build an attempt from a row of its table, its reservations and those it still waits for."""
     return Attempt(
         uid=row["workload_uid"],
         number=row["number"],
@@ -105,7 +107,26 @@ def attempt_from_row(row: RowMapping, placements: tuple[Placement, ...]) -> Atte
         running_at=row["running_at"],
         end=end_from_json(row["end"]),
         quota=quota_from_json(row["quota"]),
+        holds=row["holds"],
+        victims=victims,
+        claimed=not row["promised"],
     )
+
+
+def attempts_from_rows(
+    rows: Sequence[RowMapping], placements: Mapping[tuple[str, int], tuple[Placement, ...]]
+) -> list[Attempt]:
+    """Build attempts from the rows of all that are active, each with those of them that it waits for."""
+    victims: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    for row in rows:
+        if row["claimed_by_uid"] is not None:
+            claimer = (row["claimed_by_uid"], row["claimed_by_attempt"])
+            victims.setdefault(claimer, []).append((row["workload_uid"], row["number"]))
+    keys = [(row["workload_uid"], row["number"]) for row in rows]
+    return [
+        attempt_from_row(row, placements.get(key, ()), tuple(sorted(victims.get(key, ()))))
+        for key, row in zip(keys, rows, strict=True)
+    ]
 
 
 def placement_from_row(row: RowMapping) -> Placement:

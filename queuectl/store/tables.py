@@ -1,11 +1,12 @@
 """The ledger's tables. What must never be broken is a constraint here, not only a rule in code.
 
 Times are ``timestamptz`` in Postgres and Unix seconds in Python. Amounts are integers as in
-``queuectl.model.resources``, at most ``MAX_AMOUNT``. Room is kept twice, for nodes and for quota:
+``queuectl.model.resources``, at most ``MAX_AMOUNT``. Room is kept twice, for nodes and for quota, with two sums each:
 
-* ``room``: what may be reserved, as last observed (nodes) or as nominated (quota);
-* ``reserved``: what active attempts hold;
-* ``deficit``: how much more is held than there is room. An observation may raise it, a reservation may not.
+* ``room``: what may be reserved, as last observed (nodes) or as the queue tree allows (quota);
+* ``reserved``: what attempts hold whose pods may be there, victims of preemption included;
+* ``promised``: what will be held once the victims are gone: without them, and with those who wait for them;
+* ``deficit``: how much more either sum is than the room. An observation may raise it, a reservation may not.
 """
 
 from datetime import UTC, datetime
@@ -30,7 +31,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 
 class UnixTime(TypeDecorator[float]):
@@ -89,14 +90,17 @@ def _room(name: str, *keys: str) -> Table:
         *(Column(key, Text, primary_key=True) for key in keys),
         Column("room", BigInteger, nullable=False),
         Column("reserved", BigInteger, nullable=False, server_default=text("0")),
+        Column("promised", BigInteger, nullable=False, server_default=text("0")),
         Column("deficit", BigInteger, nullable=False, server_default=text("0")),
-        # No longer observed, kept only because something is still reserved there.
+        # No longer observed, kept only because something is still counted there.
         Column("gone", Boolean, nullable=False, server_default=text("false")),
         CheckConstraint("room >= 0", name="room"),
         CheckConstraint("reserved >= 0", name="reserved"),
+        CheckConstraint("promised >= 0", name="promised"),
         CheckConstraint("deficit >= 0", name="deficit"),
-        # reserved <= room + deficit, written so that it can't overflow
+        # reserved <= room + deficit and promised <= room + deficit, written so that they can't overflow
         CheckConstraint("reserved - room <= deficit", name="no_overbooking"),
+        CheckConstraint("promised - room <= deficit", name="no_overpromising"),
     )
 
 
@@ -135,8 +139,14 @@ attempt = Table(
     Column("generation", BigInteger, nullable=False),
     Column("plan_id", Uuid, nullable=False),
     Column("epoch", BigInteger, nullable=False),
-    Column("queue", Text, nullable=False),  # the one that was charged
-    Column("quota", JSONB, nullable=False),  # [[flavor, resource, amount], ...]
+    Column("queue", Text, nullable=False),
+    Column("charged", ARRAY(Text), nullable=False),  # the queue and its ancestors at that time
+    Column("quota", JSONB, nullable=False),  # charged to each of them: [[flavor, resource, amount], ...]
+    Column("holds", Boolean, nullable=False, server_default=text("true")),  # counted in reserved
+    Column("promised", Boolean, nullable=False, server_default=text("true")),  # counted in promised
+    # Who was promised this victim's room. Stays on record when the victim has ended.
+    Column("claimed_by_uid", Text),
+    Column("claimed_by_attempt", Integer),
     Column("admitted_at", UnixTime, nullable=False),
     Column("created_at", UnixTime),
     Column("ungated_at", UnixTime),
@@ -144,11 +154,28 @@ attempt = Table(
     Column("ending_at", UnixTime),
     Column("ended_at", UnixTime),
     Column("end", JSONB),
-    CheckConstraint("state IN ('Reserved', 'Created', 'Ungated', 'Running', 'Ending', 'Ended')", name="state"),
+    ForeignKeyConstraint(
+        ["claimed_by_uid", "claimed_by_attempt"],
+        ["attempt.workload_uid", "attempt.number"],
+        name="fk_attempt_claimed_by",
+    ),
+    CheckConstraint(
+        "state IN ('Claimed', 'Reserved', 'Created', 'Ungated', 'Running', 'Ending', 'Ended')", name="state"
+    ),
+    CheckConstraint("holds = (state <> 'Claimed') OR state IN ('Ending', 'Ended')", name="holds"),
+    CheckConstraint("promised OR state IN ('Ending', 'Ended')", name="promised"),
+    CheckConstraint("(claimed_by_uid IS NULL) = (claimed_by_attempt IS NULL)", name="claimed_by"),
+    CheckConstraint("claimed_by_uid IS NULL OR (holds AND NOT promised)", name="claimed"),
     CheckConstraint("(state IN ('Ending', 'Ended')) = (\"end\" IS NOT NULL)", name="end"),
     CheckConstraint("(state = 'Ended') = (ended_at IS NOT NULL)", name="ended"),
     Index("uq_attempt_active", "workload_uid", unique=True, postgresql_where=text("state <> 'Ended'")),
     Index("ix_attempt_plan_id", "plan_id"),
+    Index(
+        "ix_attempt_claimed_by",
+        "claimed_by_uid",
+        "claimed_by_attempt",
+        postgresql_where=text("claimed_by_uid IS NOT NULL"),
+    ),
 )
 
 # A row stays after its room was given back (``freed_at``), so that every attempt can be asked for later.

@@ -24,6 +24,7 @@ REQUEUE = End(
     exit_code=3,
 )
 SUCCEEDED = End(why(Reason.SUCCEEDED), Outcome.SUCCEEDED)
+PREEMPTED = End(why(Reason.POD_DISRUPTED, pod="p", problem="preempted"), Outcome.REQUEUE)
 DELETED = End(why(Reason.DELETED), Outcome.DELETED)
 UP = (AttemptState.CREATED, AttemptState.UNGATED, AttemptState.RUNNING)
 

@@ -159,6 +159,7 @@ async def test_load_returns_finished_workloads_only_when_asked(admitted: Scene) 
 async def test_audit_names_what_is_wrong(admitted: Scene) -> None:
     await admitted.rows("UPDATE node_room SET reserved = 5 WHERE resource = 'nvidia.com/gpu'")
     await admitted.rows("UPDATE quota_room SET reserved = 0")
+    await admitted.rows("UPDATE quota_room SET promised = 4")
     await admitted.rows("UPDATE reservation SET freed_at = now()")
     await admitted.rows("UPDATE step SET done_at = now()")
     await admitted.rows("UPDATE workload SET state = 'Queued', attempt = 3 WHERE uid = 'w1'")
@@ -166,10 +167,13 @@ async def test_audit_names_what_is_wrong(admitted: Scene) -> None:
     assert sorted(await admitted.ledger.audit()) == [
         "Attempt 1 of workload w1 is Reserved and holds no reservation.",
         "Attempt 1 of workload w1 is Reserved and its open step is none.",
+        "Node n1: 1 of pods is promised, attempts are promised 0.",
         "Node n1: 1 of pods is reserved, attempts hold 0.",
         "Node n1: 5 of nvidia.com/gpu is reserved, attempts hold 0.",
-        "Node n2, cpu: reserved 0, room 1, deficit 1.",
+        "Node n1: 6 of nvidia.com/gpu is promised, attempts are promised 0.",
+        "Node n2, cpu: reserved 0, promised 0, room 1, deficit 1.",
         "Queue q: 0 of nvidia.com/gpu in flavor a100 is reserved, attempts hold 6.",
+        "Queue q: 4 of nvidia.com/gpu in flavor a100 is promised, attempts are promised 6.",
         "Workload w1 counts 3 attempts, the last one known is 1.",
         "Workload w1 is Queued and has 1 active attempts.",
     ]

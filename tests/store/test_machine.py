@@ -19,7 +19,7 @@ from tests.store.scene import GPU, Scene, workload
 UIDS = [f"w{i}" for i in range(6)]
 NODES = ["n1", "n2", "n3"]
 QUEUES = ["q1", "q2"]
-LIFE = list(AttemptState)
+LIFE = list(AttemptState)[1:]
 PLACES = st.dictionaries(st.sampled_from(NODES), st.integers(1, 6), min_size=1)
 TABLES = ", ".join(table.name for table in tables.metadata.sorted_tables)
 
