@@ -23,7 +23,7 @@ EXIT_CODES = {
     Exit.NOT_FOUND: "not found, or deleted while it was waited for",
     Exit.REFUSED: "refused: invalid, forbidden, or more than the queue's quota could ever hold",
     Exit.TIMED_OUT: "timed out waiting",
-    Exit.WOULD_NOT_FIT: "would not fit (kept for later use)",
+    Exit.UNMET: "what was asked about does not hold: a scenario differs from what it wants",
     Exit.UNREACHABLE: "API server or database unreachable, or no usable kubeconfig",
 }
 

@@ -71,9 +71,7 @@ def read(files: Sequence[str]) -> list[Document]:
         try:
             text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         except OSError as error:
-            raise CommandError(
-                f"-f {file}: {error.strerror}; name a file, or - for standard input", Exit.USAGE
-            ) from error
+            raise CommandError(f"{file}: {error.strerror}; name a file, or - for standard input", Exit.USAGE) from error
         except UnicodeDecodeError as error:
             raise CommandError(f"{name} is not UTF-8 text: {error.reason}", Exit.REFUSED) from error
         items = [item for document in _parse(name, text) for item in _flat(document)]

@@ -13,7 +13,7 @@ class Exit(IntEnum):
     NOT_FOUND = 3
     REFUSED = 4
     TIMED_OUT = 5
-    WOULD_NOT_FIT = 6
+    UNMET = 6
     UNREACHABLE = 7
 
 

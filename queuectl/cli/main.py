@@ -8,6 +8,7 @@ import typer
 from queuectl.cli import change, cluster, controller, jobs, local
 from queuectl.cli.errors import report
 from queuectl.cli.options import text
+from queuectl.cli.simulate import simulate
 from queuectl.cli.submit import submit
 
 # As a plugin of kubectl's it is called kubectl-queuectl, and kubectl completes its words.
@@ -111,6 +112,18 @@ app.command(
         more="Counted are pods that are bound to the node and have not ended.",
     ),
 )(cluster.nodes)
+app.command(
+    short_help="Run scenarios in virtual time.",
+    help=text(
+        "Run scenarios in virtual time, and tell what happens and what differs from what they want.",
+        "queuectl simulate scenario.yaml",
+        "queuectl simulate scenarios/*.yaml --quiet",
+        "queuectl simulate scenario.yaml -o json",
+        more="No cluster is needed: a scenario describes its own, its queues and jobs, what happens when, and what is"
+        " wanted; docs/scenarios.md has the form. Decisions are those of the controller. Exits with 6 when anything"
+        " is not as wanted.",
+    ),
+)(simulate)
 app.command("controller")(controller.run)
 app.add_typer(controller.db, name="db")
 app.add_typer(local.app, name="local")

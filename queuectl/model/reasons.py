@@ -38,6 +38,7 @@ class Reason(Enum):
     PODS_READY_TIMEOUT = "{ready} of {pods} pods were ready {seconds} s after the start."
     PODS_REFUSED = "The API server refused pod {pod}: {problem}"
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."
+    PROMISE_LOST = "The room that was promised to it has become less, and no longer holds it."
     NODE_LOST = "Node {node} is gone."
     POD_LOST = "Pod {pod} was removed by others."
     POD_FAILED = "Pod {pod} failed with exit code {code}."

@@ -1,0 +1,77 @@
+"""The ledger's last line, kept apart from what is planned upon: nobody gets room that is not there."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from queuectl.control.turn import Cycle
+from queuectl.model.lifecycle import Attempt
+from queuectl.model.resources import total
+
+Key = tuple[str, ...]  # "node", node, resource; or "queue", queue, flavor, resource
+
+
+class OverbookedError(Exception):
+    """The core has decided what the ledger would refuse. A defect, never the user's fault."""
+
+
+class Accounts:
+    """Room of nodes and queues; what is reserved of it now, and what is promised of it, as it will be."""
+
+    def __init__(self) -> None:
+        """Start with nothing observed."""
+        self._room: dict[Key, int] = {}
+        self._reserved: Counter[Key] = Counter()
+        self._promised: Counter[Key] = Counter()
+        self._parts: dict[str, Counter[Key]] = {}  # of active attempts, by workload uid
+        self._ancestors: Mapping[str, Sequence[str]] = {}
+
+    def observe(self, cycle: Cycle) -> None:
+        """Take in what nodes have and queues may use; either may be less than what is reserved."""
+        self._ancestors = cycle.ancestors
+        on_nodes = {**cycle.nodes, **{name: {} for name in cycle.nodes_gone}}
+        in_queues = {**cycle.quotas, **cycle.limits}
+        seen = {("node", name) for name in on_nodes} | {("queue", name) for name in in_queues}
+        self._room = {key: room for key, room in self._room.items() if key[:2] not in seen}
+        self._room |= {("node", node, name): amount for node, room in on_nodes.items() for name, amount in room.items()}
+        self._room |= {
+            ("queue", name, *cell): amount for name, room in in_queues.items() for cell, amount in room.items()
+        }
+
+    def begin(self, attempt: Attempt, queue: str, victims: Iterable[Attempt] = ()) -> None:
+        """Give an attempt its room: at once, or that of its victims once they are gone. Raises OverbookedError."""
+        parts: Counter[Key] = Counter(
+            total({("node", p.node, name): amount * p.pods for name, amount in p.requests} for p in attempt.placements)
+        )
+        for name in (queue, *self._ancestors.get(queue, ())):
+            parts.update({("queue", name, *cell): amount for cell, amount in attempt.quota.items()})
+        self._parts[attempt.uid] = parts
+        for victim in victims:
+            if victim.claimed or not victim.holds:
+                raise OverbookedError(f"{attempt.uid} is promised room of {victim.uid}, which is not to be had")
+            self._promised.subtract(self._parts[victim.uid])
+        self._promised.update(parts)
+        self._check(attempt.uid, self._promised, "promised")
+        if attempt.holds:
+            self._reserved.update(parts)
+            self._check(attempt.uid, self._reserved, "reserved")
+
+    def arrive(self, attempt: Attempt) -> bool:
+        """Turn a promise into a reservation; False when room has shrunk meanwhile, and nothing has happened."""
+        parts = self._parts[attempt.uid]
+        if any(amount and self._reserved[key] + amount > self._room.get(key, 0) for key, amount in parts.items()):
+            return False
+        self._reserved.update(parts)
+        return True
+
+    def end(self, attempt: Attempt) -> None:
+        """Take an attempt's room back."""
+        parts = self._parts.pop(attempt.uid)
+        if attempt.holds:
+            self._reserved.subtract(parts)
+        if not attempt.claimed:
+            self._promised.subtract(parts)
+
+    def _check(self, uid: str, sums: Counter[Key], word: str) -> None:
+        for key, amount in self._parts[uid].items():
+            if amount and sums[key] > self._room.get(key, 0):
+                raise OverbookedError(f"{' '.join(key)}: {sums[key]} {word} of {self._room.get(key, 0)}, with {uid}")

@@ -1,0 +1,328 @@
+"""Runs a scenario in virtual time: the leader's rounds as they are, against a virtual cluster and the ledger's checks."""
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from queuectl.control import status, turn
+from queuectl.control.world import World
+from queuectl.core.lifecycle import BackOff, deadline
+from queuectl.core.snapshot import Policy
+from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
+from queuectl.model.plan import Admission
+from queuectl.model.reasons import Reason, Why, why
+from queuectl.simulate.accounts import Accounts, OverbookedError
+from queuectl.simulate.cluster import Cluster
+from queuectl.simulate.form import EventForm, JobForm, Scenario
+
+MAX_ROUNDS = 2_000  # in one instant
+MAX_INSTANTS = 100_000
+
+PREEMPTED = "Preempted"
+REQUEUED = "Requeued"
+RUNNING = "Running"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the timeline. ``job`` is empty for what happens to the cluster."""
+
+    at: float
+    job: str
+    what: str
+    why: str
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a job is: its phase, why, and how many pods of it are ready."""
+
+    phase: str
+    code: str
+    why: str
+    pods: int
+
+
+@dataclass
+class Run:
+    """What became of a scenario."""
+
+    timeline: list[Entry] = field(default_factory=list)
+    looks: dict[float, dict[str, State]] = field(default_factory=dict)  # at the times that are asked for
+    faults: list[str] = field(default_factory=list)  # defects that showed
+
+    def of(self, what: str) -> list[Entry]:
+        """Return the lines of one kind."""
+        return [entry for entry in self.timeline if entry.what == what]
+
+
+def run(scenario: Scenario) -> Run:
+    """Run a scenario to its end: ``until``, or when nothing is left to happen."""
+    return Clockwork(scenario).run()
+
+
+class Clockwork:
+    """One scenario on its way."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        """Write down what is to happen; nothing has yet."""
+        self.now = 0.0
+        self.result = Run()
+        self._until = scenario.until
+        self._order = itertools.count()
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._look_at: set[float] = set()
+        self._policy = Policy(fair_sharing=tuple(scenario.policy.fair_sharing))
+        self.cluster = Cluster(scenario, lambda seconds, action: self.at(self.now + seconds, action))
+        self.accounts = Accounts()
+        self.world = World(BackOff(), self._policy)
+        self.cluster.connect(self.world)
+        self._finished: dict[str, Workload] = {}  # those that the world has forgotten
+        self._reported: dict[str, Move] = {}
+        self._steps: dict[str, None] = {}
+        self._plan_again = True
+        self._told: dict[str, str] = {}  # job → the last reason that it was told to wait for
+        for event in scenario.events:
+            self.at(event.at, lambda event=event: self._happen(event))  # type: ignore[misc]
+        for form in scenario.jobs:
+            for name in form.names:
+                self.at(form.at, lambda form=form, name=name: self._submit(form, name))  # type: ignore[misc]
+        for want in scenario.want:
+            if want.at is not None:
+                self._look_at.add(want.at)
+                self.at(want.at, lambda: None)
+            for second in range(want.cycles) if want.rest_after is not None else ():
+                self.at((want.rest_after or 0.0) + second + 1, self.plan_again)
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Let something happen at a time, after all that was written down for it before."""
+        heapq.heappush(self._agenda, (time, next(self._order), action))
+
+    def plan_again(self) -> None:
+        """Have a cycle although nothing has changed."""
+        self._plan_again = True
+
+    def run(self) -> Run:
+        """Go on until the end."""
+        for _ in range(MAX_INSTANTS):
+            due = self._next()
+            if due is None or (self._until is not None and due > self._until):
+                break
+            self.now = max(self.now, due)
+            while self._agenda and self._agenda[0][0] <= self.now:
+                heapq.heappop(self._agenda)[2]()
+            try:
+                self.settle()
+            except OverbookedError as error:
+                self.result.faults.append(f"{self.now:g} s: {error}")
+                break
+            if self.now in self._look_at:
+                self.result.looks[self.now] = self.states()
+        else:
+            self.result.faults.append(f"{self.now:g} s: it does not come to an end by itself; add until")
+        last = self.states()
+        for time in self._look_at - self.result.looks.keys():
+            self.result.looks[time] = last
+        return self.result
+
+    def states(self) -> dict[str, State]:
+        """Return where each job is that was ever submitted."""
+        workloads = {**self._finished, **self.world.workloads}
+        return {uid: self._state(workload) for uid, workload in workloads.items()}
+
+    def settle(self) -> None:
+        """Let the controller do all that is due now. Raises OverbookedError."""
+        self.world.touched |= self.world.overdue(self.now)
+        for _ in range(MAX_ROUNDS):
+            self._round()
+            if not (self.world.touched or self.world.changes or self._reported or self._plan_again):
+                break
+        else:
+            self.result.faults.append(f"{self.now:g} s: no rest after {MAX_ROUNDS} rounds")
+            self._until = self.now
+        self._tell_waits()
+
+    def restart(self) -> None:
+        """Begin a new term with what the ledger and the API server hold, and nothing else."""
+        workloads = [
+            w
+            for w in self.world.workloads.values()
+            if w.state is not WorkloadState.FINISHED or w.uid in self.cluster.jobs
+        ]
+        attempts = [
+            replace(a, victims=tuple(v for v in a.victims if self._is_active(v))) for a in self.world.attempts.values()
+        ]
+        self._keep_finished()
+        self.world = World(BackOff(), self._policy)
+        self.cluster.connect(self.world)
+        self.world.load(workloads, attempts, max((w.seq for w in workloads), default=0))
+        self._reported = {}
+        self._steps = dict.fromkeys(self.world.attempts)
+        self._plan_again = True
+
+    # One round
+
+    def _round(self) -> None:
+        reported, self._reported = self._reported, {}
+        moves, leaving = turn.due(self.world, reported, self.now)
+        applied = [move for move in moves if self._move(move)]
+        for move in turn.unkept(moves, applied):
+            self._move(move)
+        for uid, end in leaving.items():
+            self._log(uid, "Deleted", end.why)
+            self._finished[uid] = replace(
+                self.world.workloads[uid], state=WorkloadState.FINISHED, last_end=end, finished_at=self.now
+            )
+            self.world.forget(uid)
+        wake_at = self.world.plan.wake_at
+        if self.world.changes or self._plan_again or (wake_at is not None and wake_at <= self.now):
+            self._cycle()
+        steps, self._steps = self._steps, {}
+        for uid in steps:
+            self._step(uid)
+        for uid in [uid for uid, job in self.cluster.jobs.items() if job.deleting and self.world.is_over(uid)]:
+            self._keep_finished()
+            self.cluster.forget(uid)
+
+    def _move(self, move: Move) -> bool:
+        before = self.world.attempts[move.uid]
+        if move.to is AttemptState.RESERVED and not self.accounts.arrive(before):
+            return False
+        self.world.moved(move, self.now)
+        self._steps[move.uid] = None
+        match move.to:
+            case AttemptState.RESERVED:
+                self._log(move.uid, "Admitted", self._state(self.world.workloads[move.uid]).why, "Admitted")
+            case AttemptState.RUNNING:
+                self._log(move.uid, RUNNING, self._state(self.world.workloads[move.uid]).why, "Running")
+                self.cluster.started(before)
+            case AttemptState.ENDING if move.end is not None:
+                self._log(move.uid, "Stopping", move.end.why)
+            case AttemptState.ENDED:
+                self.accounts.end(before)
+                self._log_end(move.uid, before.end)
+        return True
+
+    def _cycle(self) -> None:
+        self._plan_again = False
+        cycle = turn.prepare(self.world)
+        self.accounts.observe(cycle)
+        decided = turn.decide(self.world, cycle, self.now)
+        for admission, generation in decided.admissions:
+            attempt = self._attempt(admission, generation)
+            self.accounts.begin(attempt, self.world.workloads[attempt.uid].queue)
+            self.world.admitted(attempt)
+            self._steps[attempt.uid] = None
+            self._log(attempt.uid, "Admitted", self._state(self.world.workloads[attempt.uid]).why, "Admitted")
+        for preempt, generation, ends in decided.preemptions:
+            self._claim(self._attempt(preempt.admission, generation, victims=ends), ends)
+        self._plan_again = turn.plan_again(self.world, decided.plan, ())
+        self.world.plan = decided.plan
+
+    def _claim(self, attempt: Attempt, ends: Mapping[str, End]) -> None:
+        victims = [self.world.attempts[uid] for uid in ends]
+        self.accounts.begin(attempt, self.world.workloads[attempt.uid].queue, victims)
+        for victim in victims:
+            if victim.state is not AttemptState.ENDING:
+                self._log(victim.uid, PREEMPTED, ends[victim.uid].why)
+            self.world.evicted(victim.uid, ends[victim.uid])
+            self._steps[victim.uid] = None
+        self.world.admitted(attempt)
+        self._log(attempt.uid, "Promised", why(Reason.WAITING_FOR_VICTIMS, count=len(victims)))
+
+    def _attempt(self, admission: Admission, generation: int, victims: Mapping[str, End] | None = None) -> Attempt:
+        """Return an attempt as the ledger would begin it."""
+        return Attempt(
+            uid=admission.uid,
+            number=self.world.workloads[admission.uid].attempt + 1,
+            state=AttemptState.CLAIMED if victims else AttemptState.RESERVED,
+            generation=generation,
+            placements=admission.placements,
+            admitted_at=self.now,
+            quota=admission.quota,
+            holds=not victims,
+            victims=tuple(sorted((uid, self.world.attempts[uid].number) for uid in victims or ())),
+        )
+
+    def _step(self, uid: str) -> None:
+        view = self.world.view(uid, self.now)
+        step = STEP_OF.get(view.attempt.state) if view else None
+        if view is None or step is None:
+            return
+        move = self.cluster.carry_out(step, view)
+        if move is not None:
+            self._reported[uid] = move
+
+    # Inside
+
+    def _next(self) -> float | None:
+        """Return when something is due next."""
+        times = [self._agenda[0][0]] if self._agenda else []
+        if self.world.plan.wake_at is not None:
+            times.append(self.world.plan.wake_at)
+        for uid, attempt in self.world.attempts.items():
+            job = self.world.jobs.get(uid)
+            at = deadline(attempt, job) if job else None
+            if at is not None:
+                times.append(at)
+        return min(times, default=None)
+
+    def _submit(self, form: JobForm, name: str) -> None:
+        self.cluster.submit(form, name, self.now)
+        self.result.timeline.append(
+            Entry(self.now, name, "Submitted", f"queue {form.queue}, priority {form.priority or 0}")
+        )
+
+    def _happen(self, event: EventForm) -> None:
+        if event.verb == "controller_restart":
+            self.restart()
+            done = True
+        else:
+            done = self.cluster.happen(event)
+        told = event.model_dump(by_alias=True, exclude_none=True, exclude={"at"}, mode="json")
+        [(verb, value)] = told.items()
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {item}" for key, item in value.items())
+        text = verb if value is True else f"{verb} {value}"
+        self.result.timeline.append(
+            Entry(
+                self.now, "", "Event" if done else "Ignored", text if done else f"{text}: there is nothing to do it to"
+            )
+        )
+
+    def _state(self, workload: Workload) -> State:
+        uid = workload.uid
+        attempt = self.world.attempts.get(uid)
+        wait = self.world.problem(uid) or self.world.plan.waits.get(uid)
+        cause = status.reason(workload, attempt, wait)
+        pods = self.world.pods.get((uid, attempt.number), {}).values() if attempt else ()
+        return State(status.phase(workload, attempt), cause.code, str(cause), sum(pod.ready for pod in pods))
+
+    def _tell_waits(self) -> None:
+        for uid, workload in self.world.workloads.items():
+            if workload.state is not WorkloadState.QUEUED:
+                self._told.pop(uid, None)
+                continue
+            state = self._state(workload)
+            if self._told.get(uid) != state.code:
+                self._told[uid] = state.code
+                self._log(uid, "Waiting", state.why, state.code)
+
+    def _log_end(self, uid: str, end: End | None) -> None:
+        if end is not None:
+            self._log(uid, REQUEUED if end.outcome is Outcome.REQUEUE else end.outcome.value, end.why)
+
+    def _log(self, job: str, what: str, cause: Why | str, code: str = "") -> None:
+        code = cause.code if isinstance(cause, Why) else code
+        self.result.timeline.append(Entry(self.now, job, what, str(cause), code))
+
+    def _is_active(self, key: tuple[str, int]) -> bool:
+        attempt = self.world.attempts.get(key[0])
+        return attempt is not None and attempt.number == key[1]
+
+    def _keep_finished(self) -> None:
+        self._finished |= {
+            uid: workload for uid, workload in self.world.workloads.items() if workload.state is WorkloadState.FINISHED
+        }

@@ -1,0 +1,250 @@
+"""A cluster in virtual time: nodes that come and go, pods that are created, bound, run and stop."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from queuectl.control.world import World
+from queuectl.core.lifecycle import View, holding
+from queuectl.kube import decode
+from queuectl.kube.names import pod_name
+from queuectl.kube.pods import nodes_of
+from queuectl.model.lifecycle import Attempt, AttemptState, Move, Step
+from queuectl.model.objects import Job, Node, Place, Pod
+from queuectl.model.resources import parse_quantity
+from queuectl.simulate.form import GPU, EventForm, JobForm, NodeForm, QueueForm, Scenario, edited
+
+Later = Callable[[float, Callable[[], None]], None]  # seconds from now, what then happens
+
+
+class Cluster:
+    """What the API server would show, and to whom: the world of the controller that leads."""
+
+    def __init__(self, scenario: Scenario, later: Later) -> None:
+        """Set up nodes, flavors and queues."""
+        self._later = later
+        self._version = 0
+        self._world: World | None = None
+        self._pods: dict[tuple[str, int, str, int], Pod] = {}
+        self._forms: dict[str, JobForm] = {}
+        self._queue_forms = {form.name: form for form in scenario.queues}
+        self._known = {name: _node(form, name) for form in scenario.nodes for name in form.names}
+        self._nodes = dict(self._known)
+        self._flavors = {form.name: decode.flavor(_bytes(form.manifest())).value for form in scenario.flavors}
+        self._queues = {form.name: self._queue(form) for form in scenario.queues}
+        self.jobs: dict[str, Job] = {}
+
+    def connect(self, world: World) -> None:
+        """Show everything to a new leader's world."""
+        self._world = world
+        for flavor in self._flavors.values():
+            world.on_flavor(None, flavor)
+        for queue in self._queues.values():
+            world.on_queue(None, queue)
+        for node in self._nodes.values():
+            world.on_node(None, node)
+        for job in self.jobs.values():
+            world.on_job(None, job)
+        for pod in self._pods.values():
+            world.on_pod(None, pod)
+
+    @property
+    def world(self) -> World:
+        """The leader's world."""
+        if self._world is None:
+            raise LookupError("nobody leads")
+        return self._world
+
+    # What users and admins do
+
+    def submit(self, form: JobForm, name: str, now: float) -> None:
+        """Create a job; its uid is its name."""
+        manifest = form.manifest(name)
+        manifest["metadata"] |= {
+            "uid": name, "generation": 1, "resourceVersion": self._next_version(),
+            "creationTimestamp": datetime.fromtimestamp(now, UTC).isoformat(),
+        }  # fmt: skip
+        self._forms[name] = form
+        self._set_job(name, decode.job(_bytes(manifest)).value)
+
+    def happen(self, event: EventForm) -> bool:
+        """Let an event happen; False when there is nothing that it could happen to."""
+        match event.verb:
+            case "node_down" | "node_up" | "cordon" | "uncordon":
+                return self._turn(event.verb, event.target)
+            case "finish" | "fail":
+                return self._stop(event.target, failed=event.verb == "fail")
+            case "delete":
+                return self._edit(event.target, lambda job: replace(job, deleting=True))
+            case "hold" | "release":
+                hold = event.verb == "hold"
+                return self._edit(
+                    event.target,
+                    lambda job: replace(job, gang=replace(job.gang, hold=hold), generation=job.generation + 1),
+                )
+            case "set_quota" if event.set_quota is not None:
+                form = edited(self._queue_forms[event.set_quota.queue], event.set_quota)
+                self._queue_forms[form.name] = form
+                before, self._queues[form.name] = self._queues[form.name], self._queue(form)
+                self.world.on_queue(before, self._queues[form.name])
+        return True
+
+    def forget(self, name: str) -> None:
+        """Let a deleted job's object and pods go, for the controller has let go of it."""
+        job = self.jobs.pop(name)
+        for key in [key for key in self._pods if key[0] == name]:
+            self._remove_pod(key)
+        self.world.on_job(job, None)
+
+    # What the controller does
+
+    def carry_out(self, step: Step, view: View) -> Move | None:
+        """Carry out a step and return what it came to."""
+        match step:
+            case Step.CREATE:
+                return self._create(view.attempt)
+            case Step.UNGATE:
+                return self._ungate(view)
+            case Step.REMOVE:
+                self._remove(view)
+        return None
+
+    def started(self, attempt: Attempt) -> None:
+        """Have a job whose pods are all ready succeed when its time has come."""
+        run = self._forms[attempt.uid].run
+
+        def succeed() -> None:
+            current = self.world.attempts.get(attempt.uid)
+            if current is not None and current.number == attempt.number:
+                self._stop(attempt.uid, failed=False)
+
+        if run is not None:
+            self._later(run, succeed)
+
+    def _create(self, attempt: Attempt) -> Move:
+        job = self.jobs[attempt.uid]
+        for role, index in nodes_of(attempt):
+            name = pod_name(job.gang.name, role, attempt.number, index)
+            if (attempt.uid, attempt.number, role, index) not in self._pods:
+                self._set_pod(
+                    Pod(
+                        uid=f"pod-{name}",
+                        namespace=job.gang.namespace,
+                        name=name,
+                        resource_version=self._next_version(),
+                        gated=True,
+                        workload=attempt.uid,
+                        attempt=attempt.number,
+                        role=role,
+                        index=index,
+                    )
+                )
+        return Move(attempt.uid, attempt.number, AttemptState.CREATED)
+
+    def _ungate(self, view: View) -> Move | None:
+        attempt, nodes = view.attempt, nodes_of(view.attempt)
+        if set(nodes) - set(view.pods) or any(place is not Place.GOOD for place in view.places.values()):
+            return None  # the next move ends the attempt
+        asks = {placement.role: placement.requests for placement in attempt.placements}
+        wait = self._forms[attempt.uid].start_seconds
+        for key, pod in view.pods.items():
+            bound = replace(pod, gated=False, node=nodes[key][0], phase="Running", requests=asks[key[0]])
+            self._set_pod(replace(bound, ready=not wait))
+        if wait:
+            self._later(wait, lambda: self._get_ready(attempt))
+        return Move(attempt.uid, attempt.number, AttemptState.UNGATED)
+
+    def _get_ready(self, attempt: Attempt) -> None:
+        for pod in self._of(attempt.uid, attempt.number):
+            if not pod.ended and not pod.deleting:
+                self._set_pod(replace(pod, ready=True))
+
+    def _remove(self, view: View) -> None:
+        grace = self._forms[view.attempt.uid].grace
+        for pod in holding(view):
+            if pod.deleting:
+                continue
+            key = _key(pod)
+            # Nothing runs of a pod that is not bound, and nobody is left to stop one on a node that is gone.
+            if not pod.node or view.places.get(pod.node) is Place.GONE or not grace:
+                self._remove_pod(key)
+                continue
+            self._set_pod(replace(pod, deleting=True))
+            self._later(grace, lambda key=key: self._remove_pod(key))  # type: ignore[misc]
+
+    # Inside
+
+    def _turn(self, verb: str, name: str) -> bool:
+        before = self._nodes.get(name)
+        if verb == "node_down":
+            after = self._nodes.pop(name, None) and None
+        elif verb == "node_up":
+            after = self._nodes.setdefault(name, self._known[name])
+        elif before is not None:
+            after = self._nodes[name] = replace(before, unschedulable=verb == "cordon")
+        else:
+            after = None
+        self.world.on_node(before, after) if before or after else None
+        return before != after
+
+    def _edit(self, name: str, change: Callable[[Job], Job]) -> bool:
+        job = self.jobs.get(name)
+        if job is None:
+            return False
+        self._set_job(name, replace(change(job), resource_version=self._next_version()))
+        return True
+
+    def _stop(self, name: str, *, failed: bool) -> bool:
+        """End the pods that the job waits for, or one with a failure."""
+        attempt, job = self.world.attempts.get(name), self.jobs.get(name)
+        if attempt is None or job is None or attempt.state not in {AttemptState.UNGATED, AttemptState.RUNNING}:
+            return False
+        needed = {role.name for role in job.gang.roles if role.must_succeed}
+        pods = [pod for pod in self._of(name, attempt.number) if pod.role in needed and not pod.ended]
+        for pod in pods[:1] if failed else pods:
+            phase = "Failed" if failed else "Succeeded"
+            self._set_pod(replace(pod, phase=phase, ready=False, exit_code=int(failed), requests=()))
+        return True
+
+    def _of(self, name: str, attempt: int) -> list[Pod]:
+        return list(self.world.pods.get((name, attempt), {}).values())
+
+    def _queue(self, form: QueueForm) -> Any:
+        manifest = form.manifest()
+        manifest["metadata"] |= {"resourceVersion": self._next_version()}
+        return decode.queue(_bytes(manifest)).value
+
+    def _set_job(self, name: str, job: Job) -> None:
+        before, self.jobs[name] = self.jobs.get(name), job
+        self.world.on_job(before, job)
+
+    def _set_pod(self, pod: Pod) -> None:
+        key = _key(pod)
+        before, self._pods[key] = self._pods.get(key), pod
+        self.world.on_pod(before, pod)
+
+    def _remove_pod(self, key: tuple[str, int, str, int]) -> None:
+        pod = self._pods.pop(key, None)
+        if pod is not None:
+            self.world.on_pod(pod, None)
+
+    def _next_version(self) -> str:
+        self._version += 1
+        return str(self._version)
+
+
+def _key(pod: Pod) -> tuple[str, int, str, int]:
+    return pod.workload, pod.attempt, pod.role, pod.index
+
+
+def _node(form: NodeForm, name: str) -> Node:
+    given = {GPU: form.gpus, "cpu": form.cpu, "memory": form.memory, "pods": form.pods, **form.resources}
+    allocatable = {resource: parse_quantity(resource, amount) for resource, amount in given.items()}
+    return Node(name, labels={"kubernetes.io/hostname": name, **form.labels}, allocatable=allocatable)
+
+
+def _bytes(manifest: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(manifest)

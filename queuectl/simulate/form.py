@@ -1,0 +1,356 @@
+"""The form of a scenario: a cluster, what happens when, and what is wanted of it. docs/scenarios.md describes it."""
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field, StrictBool, StrictStr, ValidationError, field_validator, model_validator
+
+from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, TrainingJob
+from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
+from queuectl.kube.names import API_VERSION
+from queuectl.kube.parts import Int32, Labels, Part
+from queuectl.kube.problems import problems
+from queuectl.model.policy import FairRule
+from queuectl.model.reasons import BY_CODE
+
+GPU = "nvidia.com/gpu"
+MAX_SECONDS = 10 * 366 * 86_400
+MAX_CYCLES = 100_000
+
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Names = list[StrictStr]
+Count = Annotated[Int32, Field(ge=1, le=100_000)]
+
+
+class NodeForm(Part):
+    """A node, or with ``count`` that many, named ``<name>-0`` and so on."""
+
+    name: Name
+    count: Count | None = None
+    gpus: Annotated[Int32, Field(ge=0)] = 0
+    cpu: Quantity = 64
+    memory: Quantity = "512Gi"
+    pods: Annotated[Int32, Field(ge=0)] = 110
+    resources: dict[QualifiedName, Quantity] = Field(default_factory=dict)
+    labels: Labels = Field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the nodes."""
+        return _numbered(self.name, self.count)
+
+
+class FlavorForm(ResourceFlavorSpec):
+    """A ResourceFlavor: its name and the fields of its spec."""
+
+    name: Name
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the object."""
+        return _object("ResourceFlavor", self.name, self)
+
+
+class QueueForm(QueueSpec):
+    """A Queue: its name and the fields of its spec."""
+
+    name: Name
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the object."""
+        return _object("Queue", self.name, self)
+
+
+class Asks(Part):
+    """Pods that are alike: how many, and what each of them requests."""
+
+    pods: Annotated[Int32, Field(ge=1)] = 1
+    min_pods: Annotated[Int32, Field(ge=1)] | None = None
+    gpus: Annotated[Int32, Field(ge=0)] = 0
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+    requests: dict[QualifiedName, Quantity] = Field(default_factory=dict)
+    node_selector: Labels | None = None
+
+    @model_validator(mode="after")
+    def _check_pods(self) -> Self:
+        if self.min_pods is not None and self.min_pods > self.pods:
+            raise ValueError(f"minPods of {self.min_pods} is more than the {self.pods} pods; write at most that")
+        return self
+
+    def role(self, name: str) -> dict[str, Any]:
+        """Return it as a role of a TrainingJob."""
+        given = {GPU: self.gpus or None, "cpu": self.cpu, "memory": self.memory, **self.requests}
+        requests = {resource: amount for resource, amount in given.items() if amount is not None}
+        container = {"name": "main", "image": "scenario", "resources": {"requests": requests, "limits": requests}}
+        spec: dict[str, Any] = {"containers": [container]}
+        if self.node_selector:
+            spec["nodeSelector"] = self.node_selector
+        role: dict[str, Any] = {"name": name, "replicas": self.pods, "template": {"spec": spec}}
+        return role if self.min_pods is None else {**role, "minReplicas": self.min_pods}
+
+
+class RoleForm(Asks):
+    """A role of a job."""
+
+    name: RoleName
+    must_succeed: StrictBool = True
+
+
+class JobForm(Asks):
+    """A TrainingJob, or with ``count`` that many, named ``<name>-0`` and so on: when it comes and how it behaves."""
+
+    name: Name
+    count: Count | None = None
+    at: Seconds = 0.0
+    namespace: Name = "default"
+    queue: Name
+    priority: Int32 | None = None
+    roles: list[RoleForm] | None = Field(None, min_length=1)
+    gpu_models: list[StrictStr] | None = Field(None, min_length=1)
+    run: Seconds | None = None
+    start_seconds: Seconds = 0.0
+    grace: Seconds = 0.0
+    hold: StrictBool | None = None
+    start_deadline_seconds: Int32 | None = None
+    backoff_limit: Int32 | None = None
+    max_run_seconds: Int32 | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the jobs."""
+        return _numbered(self.name, self.count)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.roles is not None:
+            alone = Asks.model_fields.keys() & self.model_fields_set
+            if alone:
+                raise ValueError(f"{', '.join(sorted(alone))} and roles exclude each other; move it into the roles")
+        try:
+            TrainingJob.model_validate(self.manifest(self.names[-1]))
+        except ValidationError as error:
+            raise ValueError("; ".join(": ".join(pair) for pair in problems(error, TrainingJob))) from error
+        return self
+
+    def manifest(self, name: str) -> dict[str, Any]:
+        """Return one of the jobs as an object."""
+        roles = [{**role.role(role.name), "mustSucceed": role.must_succeed} for role in self.roles or ()]
+        passed = {
+            "queue", "priority", "hold", "start_deadline_seconds", "backoff_limit", "max_run_seconds",
+        }  # fmt: skip
+        spec = self.model_dump(by_alias=True, exclude_none=True, include=passed)
+        spec["roles"] = roles or [self.role("worker")]
+        if self.gpu_models:
+            spec["gpu"] = {"models": self.gpu_models}
+        meta = {"name": name, "namespace": self.namespace}
+        return {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": meta, "spec": spec}
+
+
+class QuotaEdit(Part):
+    """New limits of one quota of a queue; flavor and resource may be left out where the queue has one quota only."""
+
+    queue: StrictStr
+    flavor: StrictStr | None = None
+    resource: StrictStr | None = None
+    nominal: Quantity | None = None
+    borrowing_limit: Quantity | None = None
+    lending_limit: Quantity | None = None
+
+
+class EventForm(Part):
+    """Something that happens: exactly one of the fields beside ``at``."""
+
+    at: Seconds
+    finish: StrictStr | None = None
+    fail: StrictStr | None = None
+    delete: StrictStr | None = None
+    hold: StrictStr | None = None
+    release: StrictStr | None = None
+    node_down: StrictStr | None = None
+    node_up: StrictStr | None = None
+    cordon: StrictStr | None = None
+    uncordon: StrictStr | None = None
+    set_quota: QuotaEdit | None = None
+    controller_restart: StrictBool | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = self.model_fields_set - {"at"}
+        if len(given) != 1:
+            known = [field.alias for name, field in type(self).model_fields.items() if name != "at"]
+            told = f"{', '.join(sorted(given))} are several things at once; write each as an event of its own"
+            raise ValueError(told if given else f"nothing happens; add one of {', '.join(map(str, known))}")
+        return self
+
+    @property
+    def verb(self) -> str:
+        """What happens, by the name of its field."""
+        return next(iter(self.model_fields_set - {"at"}))
+
+    @property
+    def target(self) -> str:
+        """The job or node that it happens to; empty for what is of neither kind."""
+        value = getattr(self, self.verb)
+        return value if isinstance(value, str) else ""
+
+
+_OF_A_TIME = ("pending", "starting", "running", "stopping", "succeeded", "failed", "finished", "reason", "pods")
+
+
+class WantForm(Part):
+    """What must be so: states at a time, or of the whole run."""
+
+    at: Seconds | None = None
+    pending: Names | None = None
+    starting: Names | None = None
+    running: Names | None = None
+    stopping: Names | None = None
+    succeeded: Names | None = None
+    failed: Names | None = None
+    finished: Names | None = None
+    reason: dict[str, StrictStr] | None = None
+    pods: dict[str, Int32] | None = None
+    evictions: Int32 | None = None
+    evictions_of: dict[str, Int32] | None = None
+    never_moved: Names | None = None
+    started_by: dict[str, Seconds] | None = None
+    started_after: dict[str, Seconds] | None = None
+    rest_after: Seconds | None = None
+    cycles: Annotated[Int32, Field(ge=1, le=MAX_CYCLES)] = 100
+
+    @field_validator("reason")
+    @classmethod
+    def _check_reasons(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        for code in (value or {}).values():
+            if code not in BY_CODE:
+                raise ValueError(f'"{code}" is not a reason; {_nearest(code, BY_CODE)}')
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        timed = [name for name in _OF_A_TIME if getattr(self, name) is not None]
+        if timed and self.at is None:
+            raise ValueError(f"{', '.join(timed)} is of a time; add at, in seconds")
+        if not self.model_fields_set - {"at", "cycles"}:
+            raise ValueError("nothing is wanted; add running, evictions, neverMoved or the like")
+        return self
+
+    def jobs(self) -> Iterator[str]:
+        """Yield the names of the jobs that it is about."""
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, list | dict):
+                yield from value
+
+
+class PolicyForm(Part):
+    """Rules of the whole cluster."""
+
+    fair_sharing: list[FairRule] = Field(default_factory=list)
+
+
+class Scenario(Part):
+    """A cluster, what happens when, and what is wanted."""
+
+    name: StrictStr = ""
+    nodes: list[NodeForm] = Field(default_factory=list)
+    flavors: list[FlavorForm] = Field(default_factory=lambda: [FlavorForm.model_validate({"name": "default"})])
+    queues: list[QueueForm]
+    policy: PolicyForm = Field(default_factory=PolicyForm)
+    jobs: list[JobForm] = Field(default_factory=list)
+    events: list[EventForm] = Field(default_factory=list)
+    want: list[WantForm] = Field(default_factory=list)
+    until: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        jobs = _unique("jobs", [name for job in self.jobs for name in job.names])
+        nodes = _unique("nodes", [name for node in self.nodes for name in node.names])
+        queues = _unique("queues", [queue.name for queue in self.queues])
+        flavors = _unique("flavors", [flavor.name for flavor in self.flavors])
+        for i, queue in enumerate(self.queues):
+            for j, quota in enumerate(queue.quotas or ()):
+                _known(f"queues[{i}].quotas[{j}].flavor", quota.flavor, flavors)
+            if queue.parent is not None:
+                _known(f"queues[{i}].parent", queue.parent, queues)
+        for i, job in enumerate(self.jobs):
+            _known(f"jobs[{i}].queue", job.queue, queues)
+        for i, event in enumerate(self.events):
+            if event.target:
+                _known(f"events[{i}]", event.target, nodes if event.verb in _OF_NODES else jobs)
+            if event.set_quota is not None:
+                _known(f"events[{i}].setQuota.queue", event.set_quota.queue, queues)
+        for i, want in enumerate(self.want):
+            for name in want.jobs():
+                _known(f"want[{i}]", name, jobs)
+        return self
+
+    def objects(self) -> list[dict[str, Any]]:
+        """Return flavors and queues as objects, parents not necessarily first."""
+        return [*(flavor.manifest() for flavor in self.flavors), *(queue.manifest() for queue in self.queues)]
+
+
+_OF_NODES = {"node_down", "node_up", "cordon", "uncordon"}
+
+
+def edited(queue: QueueForm, edit: QuotaEdit) -> QueueForm:
+    """Return the queue with a quota changed. Raises ValueError when it is not clear which one."""
+    found = [
+        quota
+        for quota in queue.quotas or ()
+        if edit.flavor in {None, quota.flavor} and edit.resource in {None, quota.resource}
+    ]
+    if len(found) != 1:
+        raise ValueError(
+            f"setQuota: {len(found)} quotas of queue {queue.name} are meant; name flavor and resource of one"
+        )
+    limits = edit.model_dump(include={"nominal", "borrowing_limit", "lending_limit"}, exclude_none=True)
+    changed = found[0].model_copy(update=limits)
+    quotas = [changed if quota is found[0] else quota for quota in queue.quotas or ()]
+    return queue.model_copy(update={"quotas": quotas})
+
+
+def read(data: Mapping[str, Any]) -> Scenario:
+    """Return a scenario; raises ValueError with a line for each problem: the field, its value and the remedy."""
+    try:
+        scenario = Scenario.model_validate(data)
+        for i, event in enumerate(scenario.events):
+            if event.set_quota is not None:
+                queue = next(queue for queue in scenario.queues if queue.name == event.set_quota.queue)
+                try:
+                    edited(queue, event.set_quota)
+                except ValueError as error:
+                    raise ValueError(f"events[{i}].{error}") from error
+    except ValidationError as error:
+        lines = (": ".join(filter(None, pair)) for pair in problems(error, Scenario))
+        raise ValueError("\n".join(lines)) from error
+    return scenario
+
+
+def _numbered(name: str, count: int | None) -> list[str]:
+    return [name] if count is None else [f"{name}-{i}" for i in range(count)]
+
+
+def _object(kind: str, name: str, spec: Part) -> dict[str, Any]:
+    body = spec.model_dump(by_alias=True, exclude_none=True, exclude={"name"}, mode="json")
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": body}
+
+
+def _unique(field: str, names: list[str]) -> set[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f'{field}: two are named "{name}"; give each a name of its own')
+        seen.add(name)
+    return seen
+
+
+def _known(field: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise ValueError(f'{field}: there is no "{name}"; {_nearest(name, known)}')
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known)[:20]) or 'none'}"
