@@ -10,16 +10,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, WorkloadState
-from queuectl.model.plan import Admission, Placement
+from queuectl.model.plan import Admission, Placement, Preempt
+from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, why
 from queuectl.store import tables
 from queuectl.store.engine import Fenced, open_engine
-from tests.store.scene import GPU, Scene, workload
+from tests.store.scene import GPU, REQUEUE, Scene, workload
 
 UIDS = [f"w{i}" for i in range(6)]
 NODES = ["n1", "n2", "n3"]
 QUEUES = ["q1", "q2"]
-LIFE = list(AttemptState)[1:]
+TOP = "top"  # the queue above them
+LIFE = list(AttemptState)
+CLAIMED, RESERVED, ENDING, ENDED = LIFE[0], LIFE[1], LIFE[5], LIFE[6]
 PLACES = st.dictionaries(st.sampled_from(NODES), st.integers(1, 6), min_size=1)
 TABLES = ", ".join(table.name for table in tables.metadata.sorted_tables)
 
@@ -33,6 +36,9 @@ class Job:
     end: End | None = None
     failures: int = 0
     held: dict[str, int] = field(default_factory=dict)  # node → GPUs
+    holds: bool = False
+    promised: bool = False
+    claimed_by: str = ""
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -45,7 +51,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.scene = self.run(self._open())
         self.jobs: dict[str, Job] = {}
         self.nodes: dict[str, int] = {}
-        self.quotas: dict[str, int] = {}
+        self.quotas: dict[str, int] = {}  # what may be used of each queue
         self.now = 1000.0
 
     async def _open(self) -> Scene:
@@ -60,17 +66,49 @@ class LedgerMachine(RuleBasedStateMachine):
         self.run(self.engine.dispose())
         self.runner.close()
 
-    def reserved(self, *, node: str = "", queue: str = "") -> int:
-        if node:
-            return sum(job.held.get(node, 0) for job in self.jobs.values())
-        return sum(sum(job.held.values()) for job in self.jobs.values() if job.queue == queue)
+    def sums(self, *, node: str = "", queue: str = "") -> tuple[int, int]:
+        """What is reserved and what is promised of a node or a queue."""
+        amounts = [
+            (job, job.held.get(node, 0) if node else sum(job.held.values()))
+            for job in self.jobs.values()
+            if node or queue in {job.queue, TOP}
+        ]
+        return sum(n for job, n in amounts if job.holds), sum(n for job, n in amounts if job.promised)
 
-    def fits(self, uid: str, wanted: dict[str, int]) -> bool:
-        job = self.jobs.get(uid)
-        if job is None or job.state is not WorkloadState.QUEUED:
+    def rows(self, uid: str, wanted: dict[str, int]) -> list[tuple[int, int, int, int]]:
+        """For everything that the gang asks for: room, reserved, promised, wanted."""
+        queues = (self.jobs[uid].queue, TOP)
+        nodes = [(self.nodes.get(node, 0), *self.sums(node=node), gpus) for node, gpus in wanted.items()]
+        total = sum(wanted.values())
+        return nodes + [(self.quotas.get(queue, 0), *self.sums(queue=queue), total) for queue in queues]
+
+    def waits(self, uid: str) -> bool:
+        return uid in self.jobs and self.jobs[uid].state is WorkloadState.QUEUED
+
+    def admit(self, uid: str, wanted: dict[str, int], at: AttemptState) -> None:
+        job = self.jobs[uid]
+        job.state, job.attempt, job.at, job.held = WorkloadState.ACTIVE, job.attempt + 1, at, wanted
+        job.holds, job.promised = at is RESERVED, True
+
+    def claim(self, uid: str, wanted: dict[str, int], victims: list[str]) -> bool:
+        if not self.waits(uid) or len(set(victims)) < len(victims):
             return False
-        queue_fits = self.reserved(queue=job.queue) + sum(wanted.values()) <= self.quotas.get(job.queue, 0)
-        return queue_fits and all(self.reserved(node=n) + gpus <= self.nodes.get(n, 0) for n, gpus in wanted.items())
+        taken = [self.jobs[victim] for victim in victims if victim in self.jobs and self.jobs[victim].holds]
+        if len(taken) < len(victims) or any(job.claimed_by for job in taken):
+            return False
+        before = [job.promised for job in taken]
+        for job in taken:
+            job.promised = False
+        if not all(promised + n <= room for room, _, promised, n in self.rows(uid, wanted)):
+            for job, promised in zip(taken, before, strict=True):
+                job.promised = promised
+            return False
+        for job in taken:
+            job.claimed_by = uid
+            if job.at is not ENDING:
+                job.at, job.end = ENDING, REQUEUE
+        self.admit(uid, wanted, CLAIMED)
+        return True
 
     @rule(
         submitted=st.dictionaries(st.sampled_from(UIDS), st.sampled_from(QUEUES), max_size=3),
@@ -79,6 +117,10 @@ class LedgerMachine(RuleBasedStateMachine):
         quotas=st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 20), max_size=2),
         queues_gone=st.sets(st.sampled_from(QUEUES), max_size=1),
         wanted=st.lists(st.tuples(st.sampled_from(UIDS), PLACES), max_size=4),
+        claims=st.lists(
+            st.tuples(st.sampled_from(UIDS), PLACES, st.lists(st.sampled_from(UIDS), max_size=2)), max_size=2
+        ),
+        top=st.none() | st.integers(0, 40),
     )
     def cycle(self, **drawn: Any) -> None:
         self._cycle(**drawn)
@@ -92,6 +134,8 @@ class LedgerMachine(RuleBasedStateMachine):
         quotas: dict[str, int],
         queues_gone: set[str],
         wanted: list[tuple[str, dict[str, int]]],
+        claims: list[tuple[str, dict[str, int], list[str]]],
+        top: int | None,
     ) -> None:
         nodes = {node: gpus for node, gpus in nodes.items() if node not in gone}
         quotas = {queue: gpus for queue, gpus in quotas.items() if queue not in queues_gone}
@@ -102,34 +146,48 @@ class LedgerMachine(RuleBasedStateMachine):
                 nodes_gone=gone,
                 quotas={queue: {("f", GPU): gpus} for queue, gpus in quotas.items()},
                 queues_gone=queues_gone,
+                limits={} if top is None else {TOP: {("f", GPU): top}},
+                ancestors=dict.fromkeys(QUEUES, (TOP,)),
                 admissions=[(_admission(uid, places), 1) for uid, places in wanted],
+                preemptions=[
+                    (
+                        Preempt(_admission(uid, places), tuple((victim, Cause.QUEUE) for victim in victims)),
+                        1,
+                        dict.fromkeys(victims, REQUEUE),
+                    )
+                    for uid, places, victims in claims
+                ],
             )
         )
         for node, gpus in nodes.items():
             self.nodes[node] = max(0, gpus)
         for node in gone:
             self.nodes.pop(node, None)
-        self.quotas.update(quotas)
+        self.quotas |= quotas | ({} if top is None else {TOP: top})
         for queue in queues_gone:
             self.quotas.pop(queue, None)
         for uid, queue in submitted.items():
             job = self.jobs.setdefault(uid, Job(queue))
             if job.state is WorkloadState.QUEUED:
                 job.queue = queue
-        admitted, refused = [], []
+        admitted: list[str] = []
+        refused: list[str] = []
+        claimed: list[str] = []
         for uid, places in wanted:
-            if self.fits(uid, places):
-                job = self.jobs[uid]
-                job.state, job.attempt, job.at, job.held = WorkloadState.ACTIVE, job.attempt + 1, LIFE[0], places
+            if self.waits(uid) and all(max(now, later) + n <= room for room, now, later, n in self.rows(uid, places)):
+                self.admit(uid, places, RESERVED)
                 admitted.append(uid)
             else:
                 refused.append(uid)
-        assert ([a.uid for a in result.admitted], result.refused) == (admitted, refused)
+        for uid, places, victims in claims:
+            (claimed if self.claim(uid, places, victims) else refused).append(uid)
+        assert ([a.uid for a in result.admitted], [a.uid for a in result.claimed]) == (admitted, claimed)
+        assert result.refused == refused
 
     @rule(uid=st.sampled_from(UIDS), queue=st.sampled_from(QUEUES), places=PLACES)
     def start(self, uid: str, queue: str, places: dict[str, int]) -> None:
         """Bring a gang in with room for it, which chance alone seldom does."""
-        room = {node: self.reserved(node=node) + gpus for node, gpus in places.items()}
+        room = {node: max(self.sums(node=node)) + gpus for node, gpus in places.items()}
         self._cycle(
             submitted={uid: queue},
             nodes=room,
@@ -137,6 +195,26 @@ class LedgerMachine(RuleBasedStateMachine):
             quotas=dict.fromkeys(QUEUES, 20),
             queues_gone=set(),
             wanted=[(uid, places)],
+            claims=[],
+            top=40,
+        )
+
+    @precondition(lambda self: any(job.holds and not job.claimed_by for job in self.jobs.values()))
+    @rule(uid=st.sampled_from(UIDS), queue=st.sampled_from(QUEUES), picks=st.sets(st.integers(0, 5), min_size=1))
+    def preempt(self, uid: str, queue: str, picks: set[int]) -> None:
+        """Take the whole place of some that hold one."""
+        holders = [name for name, job in sorted(self.jobs.items()) if job.holds and not job.claimed_by]
+        victims = sorted({holders[pick % len(holders)] for pick in picks})
+        places = {node: gpus for victim in victims for node, gpus in self.jobs[victim].held.items()}
+        self._cycle(
+            submitted={uid: queue},
+            nodes={},
+            gone=set(),
+            quotas=dict.fromkeys(QUEUES, 20),
+            queues_gone=set(),
+            wanted=[],
+            claims=[(uid, places, victims)],
+            top=40,
         )
 
     @rule(
@@ -154,7 +232,7 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def advance(self, moves: list[tuple[str, int, AttemptState, Outcome, bool]]) -> None:
         given = [
-            Move(uid, number, to, End(why(Reason.DELETED), outcome, charged=charged) if to is LIFE[4] else None)
+            Move(uid, number, to, End(why(Reason.DELETED), outcome, charged=charged) if to is ENDING else None)
             for uid, number, to, outcome, charged in moves
         ]
         self._advance(given)
@@ -167,7 +245,16 @@ class LedgerMachine(RuleBasedStateMachine):
         uid, job, at = active[pick % len(active)]
         here = LIFE.index(at) + 1
         end = End(why(Reason.DELETED), outcome)
-        self._advance([Move(uid, job.attempt, to, end if to is LIFE[4] else None) for to in LIFE[here : here + arrows]])
+        self._advance([Move(uid, job.attempt, to, end if to is ENDING else None) for to in LIFE[here : here + arrows]])
+
+    @precondition(lambda self: any(job.at is CLAIMED for job in self.jobs.values()))
+    @rule(pick=st.integers(0, 5))
+    def make_room(self, pick: int) -> None:
+        """End the victims of one that waits for them, and have it start."""
+        claimers = [uid for uid, job in sorted(self.jobs.items()) if job.at is CLAIMED]
+        uid = claimers[pick % len(claimers)]
+        victims = [(name, job.attempt) for name, job in sorted(self.jobs.items()) if job.claimed_by == uid]
+        self._advance([Move(*victim, ENDED) for victim in victims] + [Move(uid, self.jobs[uid].attempt, RESERVED)])
 
     def _advance(self, moves: list[Move]) -> None:
         done = self.run(self.scene.ledger.advance(self.scene.epoch, moves, now=self.now))
@@ -177,16 +264,32 @@ class LedgerMachine(RuleBasedStateMachine):
             if job is None or job.at is None or job.attempt != move.attempt:
                 continue
             here, there = LIFE.index(job.at), LIFE.index(move.to)
-            if there != here + 1 and not (there == 4 and here < 4):
+            if there != here + 1 and not (move.to is ENDING and here < there):
+                continue
+            if move.to is RESERVED and not self.may_start(move.uid):
                 continue
             want.append(move)
             job.at, job.end = move.to, move.end or job.end
-            if there == 5:
-                assert job.end is not None
-                job.at, job.held, job.failures = None, {}, job.failures + job.end.charged
-                again = job.end.outcome is Outcome.REQUEUE
-                job.state = WorkloadState.QUEUED if again else WorkloadState.FINISHED
+            job.holds = job.holds or move.to is RESERVED
+            if move.to is ENDED:
+                self.ended(move.uid, job)
         assert done == want
+
+    def may_start(self, uid: str) -> bool:
+        if any(job.claimed_by == uid for job in self.jobs.values()):
+            return False
+        rows = self.rows(uid, self.jobs[uid].held)
+        return all(reserved + n <= room and promised <= room for room, reserved, promised, n in rows)
+
+    def ended(self, uid: str, job: Job) -> None:
+        assert job.end is not None
+        job.at, job.held, job.holds, job.promised, job.claimed_by = None, {}, False, False, ""
+        job.failures += job.end.charged
+        again = job.end.outcome is Outcome.REQUEUE
+        job.state = WorkloadState.QUEUED if again else WorkloadState.FINISHED
+        for victim in self.jobs.values():
+            if victim.claimed_by == uid:
+                victim.claimed_by = ""
 
     @rule(uid=st.sampled_from(UIDS))
     def retire(self, uid: str) -> None:
@@ -212,12 +315,20 @@ class LedgerMachine(RuleBasedStateMachine):
         assert {w.uid: (w.state, w.attempt, w.queue, w.failures) for w in loaded.workloads} == {
             uid: (job.state, job.attempt, job.queue, job.failures) for uid, job in self.jobs.items()
         }
-        assert {(a.uid, a.number): a.state for a in loaded.attempts} == {
-            (uid, job.attempt): job.at for uid, job in self.jobs.items() if job.at is not None
+        assert {(a.uid, a.number): (a.state, a.holds, a.claimed, a.victims) for a in loaded.attempts} == {
+            (uid, job.attempt): (job.at, job.holds, not job.promised, self.victims(uid))
+            for uid, job in self.jobs.items()
+            if job.at is not None
         }
         for (node, _), (room, reserved, deficit) in self.run(self.scene.room(tables.node_room)).items():
-            assert (room, reserved) == (self.nodes.get(node, 0), self.reserved(node=node))
-            assert deficit == max(0, reserved - room)
+            assert (room, reserved) == (self.nodes.get(node, 0), self.sums(node=node)[0])
+            assert deficit == max(0, *(amount - room for amount in self.sums(node=node)))
+        for (queue, *_), (room, reserved, deficit) in self.run(self.scene.room(tables.quota_room)).items():
+            assert (room, reserved) == (self.quotas.get(queue, 0), self.sums(queue=queue)[0])
+            assert deficit == max(0, *(amount - room for amount in self.sums(queue=queue)))
+
+    def victims(self, uid: str) -> tuple[tuple[str, int], ...]:
+        return tuple((name, job.attempt) for name, job in sorted(self.jobs.items()) if job.claimed_by == uid)
 
 
 def _admission(uid: str, places: dict[str, int]) -> Admission:

@@ -11,12 +11,14 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from queuectl.model.lifecycle import AttemptState, Move
+from queuectl.model.plan import Preempt
+from queuectl.model.policy import Cause
 from queuectl.store import engine as store_engine
 from queuectl.store import migrate
 from queuectl.store.embedded import EmbeddedPostgres
 from queuectl.store.engine import Conflict, StoreUnavailable, open_engine, retried, transaction
 from tests.store.proxy import Cut, Proxy, proxied
-from tests.store.scene import Scene, admission, workload
+from tests.store.scene import PREEMPTED, Scene, admission, workload
 from tests.support.databases import FAST
 from tests.support.eventually import eventually
 
@@ -43,6 +45,22 @@ async def test_a_lost_commit_of_a_cycle_is_looked_up(cut_scene: tuple[Proxy, Sce
     assert result.refused == ["w2"]
     assert (await scene.ledger.load()).attempts == result.admitted
     assert [e["kind"] for e in await scene.ledger.history("w1")] == ["Admitted"]
+    assert await scene.ledger.audit() == []
+
+
+@pytest.mark.parametrize("cut", [Cut.BEFORE, Cut.AFTER], ids=lambda cut: cut.name)
+async def test_a_lost_commit_of_a_preemption_is_looked_up(cut_scene: tuple[Proxy, Scene], cut: Cut) -> None:
+    proxy, scene = cut_scene
+    await scene.admit(admission("w1", n1=8))
+    preempt = Preempt(admission("w2", n1=8)[0], (("w1", Cause.QUEUE),))
+    proxy.cut = cut
+    result = await scene.cycle(preemptions=[(preempt, 1, {"w1": PREEMPTED})])
+    assert proxy.cuts == 1
+    assert [(a.uid, a.victims) for a in result.claimed] == [("w2", (("w1", 1),))]
+    proxy.cut = cut
+    moves = [Move("w1", 1, AttemptState.ENDED), Move("w2", 1, AttemptState.RESERVED)]
+    assert await scene.ledger.advance(scene.epoch, moves, now=1.0) == moves
+    assert proxy.cuts == 2
     assert await scene.ledger.audit() == []
 
 
