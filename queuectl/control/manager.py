@@ -20,6 +20,7 @@ from queuectl.control.report import Reporter
 from queuectl.control.settings import Settings
 from queuectl.control.world import World
 from queuectl.core.lifecycle import BackOff
+from queuectl.core.snapshot import Policy
 from queuectl.kube import decode, lease
 from queuectl.kube.client import ApiError, ApiUnreachableError, KubeClient
 from queuectl.kube.context import namespace_of
@@ -119,7 +120,10 @@ class Manager:
         metrics.TERMS_LOST.labels(cause).inc()
 
     async def _act(self, epoch: int) -> None:
-        world = World(BackOff(self._settings.back_off_first, self._settings.back_off_longest))
+        world = World(
+            BackOff(self._settings.back_off_first, self._settings.back_off_longest),
+            Policy(fair_sharing=self._settings.fair_sharing),
+        )
         writer = Writer(self._client, self._trusted)
         reporter = Reporter(world, writer, self._settings.identity, time.time)
         engine: Engine

@@ -5,8 +5,10 @@ import socket
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from queuectl.model.policy import FairRule
 
 
 def _data_folder() -> Path:
@@ -35,6 +37,16 @@ class Settings(BaseSettings):
     )
     back_off_first: float = Field(10.0, gt=0, description="Pause before a gang is tried again, doubled each time.")
     back_off_longest: float = Field(360.0, gt=0, description="Longest such pause.")
+    fair_sharing: Annotated[tuple[FairRule, ...], NoDecode] = Field(
+        (),
+        description="Rules of fair sharing in the order tried, with commas between them: LessThanOrEqualToFinalShare,"
+        " LessThanInitialShare. Empty: shares don't matter.",
+    )
     log_format: str = Field(
         "auto", pattern="^(auto|json|console)$", description="auto: console on a terminal, else JSON."
     )
+
+    @field_validator("fair_sharing", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
