@@ -135,6 +135,7 @@ async def test_a_preemptor_that_goes_gives_its_promise_back(full: Scene) -> None
     # What is free is anybody's again; what the other victim still has may be promised to the next.
     assert (await full.cycle(admissions=[admission("small", n1=5)])).refused == ["small"]
     assert (await full.cycle(admissions=[admission("small", n1=4)])).refused == []
+    assert (await full.cycle(preemptions=[preemption("p2", "v2", n1=5)])).refused == ["p2"]
     assert (await claim(full, "p2", "v2", n1=4)).victims == (("v2", 1),)
     await full.move("v2", AttemptState.ENDED)
     assert await becomes_reserved(full, "p2")

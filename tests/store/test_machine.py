@@ -199,22 +199,28 @@ class LedgerMachine(RuleBasedStateMachine):
             top=40,
         )
 
-    @precondition(lambda self: any(job.holds and not job.claimed_by for job in self.jobs.values()))
-    @rule(uid=st.sampled_from(UIDS), queue=st.sampled_from(QUEUES), picks=st.sets(st.integers(0, 5), min_size=1))
-    def preempt(self, uid: str, queue: str, picks: set[int]) -> None:
-        """Take the whole place of some that hold one."""
-        holders = [name for name, job in sorted(self.jobs.items()) if job.holds and not job.claimed_by]
+    @precondition(lambda self: any(job.holds for job in self.jobs.values()))
+    @rule(
+        uid=st.sampled_from(UIDS),
+        queue=st.sampled_from(QUEUES),
+        picks=st.sets(st.integers(0, 5), min_size=1, max_size=2),
+        less=st.integers(-2, 4),
+        idle=st.none() | st.integers(0, 6),
+    )
+    def preempt(self, uid: str, queue: str, picks: set[int], less: int, idle: int | None) -> None:
+        """Take the place of some that hold one, or part of it, or a little more."""
+        holders = [name for name, job in sorted(self.jobs.items()) if job.holds]
         victims = sorted({holders[pick % len(holders)] for pick in picks})
-        places = {node: gpus for victim in victims for node, gpus in self.jobs[victim].held.items()}
+        places = {node: max(1, n - less) for victim in victims for node, n in self.jobs[victim].held.items()}
         self._cycle(
             submitted={uid: queue},
-            nodes={},
+            nodes={} if idle is None else {node: max(self.sums(node=node)) + idle for node in places},
             gone=set(),
-            quotas=dict.fromkeys(QUEUES, 20),
+            quotas=dict.fromkeys(QUEUES, 30),
             queues_gone=set(),
             wanted=[],
             claims=[(uid, places, victims)],
-            top=40,
+            top=60,
         )
 
     @rule(
@@ -238,7 +244,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self._advance(given)
 
     @precondition(lambda self: any(job.at for job in self.jobs.values()))
-    @rule(pick=st.integers(0, 5), arrows=st.integers(1, 5), outcome=st.sampled_from(list(Outcome)))
+    @rule(pick=st.integers(0, 5), arrows=st.integers(1, 6), outcome=st.sampled_from(list(Outcome)))
     def live(self, pick: int, arrows: int, outcome: Outcome) -> None:
         """Bring an active attempt some arrows further."""
         active = [(uid, job, job.at) for uid, job in sorted(self.jobs.items()) if job.at is not None]
@@ -248,13 +254,18 @@ class LedgerMachine(RuleBasedStateMachine):
         self._advance([Move(uid, job.attempt, to, end if to is ENDING else None) for to in LIFE[here : here + arrows]])
 
     @precondition(lambda self: any(job.at is CLAIMED for job in self.jobs.values()))
-    @rule(pick=st.integers(0, 5))
-    def make_room(self, pick: int) -> None:
-        """End the victims of one that waits for them, and have it start."""
+    @rule(pick=st.integers(0, 5), end=st.booleans(), skip=st.integers(0, 1))
+    def settle(self, pick: int, end: bool, skip: int) -> None:  # noqa: FBT001
+        """End the victims of one that waits for them, or all but one, and have it start; or end it instead."""
         claimers = [uid for uid, job in sorted(self.jobs.items()) if job.at is CLAIMED]
         uid = claimers[pick % len(claimers)]
         victims = [(name, job.attempt) for name, job in sorted(self.jobs.items()) if job.claimed_by == uid]
-        self._advance([Move(*victim, ENDED) for victim in victims] + [Move(uid, self.jobs[uid].attempt, RESERVED)])
+        number = self.jobs[uid].attempt
+        if end:
+            over = End(why(Reason.DELETED), Outcome.REQUEUE)
+            self._advance([Move(uid, number, ENDING, over), Move(uid, number, ENDED)])
+        else:
+            self._advance([Move(*victim, ENDED) for victim in victims[skip:]] + [Move(uid, number, RESERVED)])
 
     def _advance(self, moves: list[Move]) -> None:
         done = self.run(self.scene.ledger.advance(self.scene.epoch, moves, now=self.now))
