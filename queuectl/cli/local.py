@@ -46,7 +46,7 @@ def up(
 ) -> None:
     """Start what doesn't run yet, install queuectl's CRDs, and print how to point kubectl at it."""
     with _errors():
-        from queuectl.local import controlplane  # noqa: PLC0415 - heavy, and completion imports this file
+        from queuectl.local import controlplane
 
         running = controlplane.up(state or default_state())
         _prepare(running.kubeconfig, nodes)
@@ -62,7 +62,7 @@ def down(
 ) -> None:
     """End what `up` started, and nothing else; its data stays for the next `up`."""
     with _errors():
-        from queuectl.local import controlplane  # noqa: PLC0415
+        from queuectl.local import controlplane
 
         controlplane.down(state or default_state(), delete=delete)
 
@@ -74,9 +74,9 @@ def status(
 ) -> None:
     """Show each component; exit code 1 unless all run."""
     with _errors():
-        from dataclasses import asdict  # noqa: PLC0415
+        from dataclasses import asdict
 
-        from queuectl.local import controlplane  # noqa: PLC0415
+        from queuectl.local import controlplane
 
         shown = controlplane.status(state or default_state())
         if output is Output.JSON:
@@ -91,10 +91,10 @@ def status(
 
 
 def _prepare(kubeconfig: Path, nodes: int) -> None:
-    import asyncio  # noqa: PLC0415
+    import asyncio
 
-    from queuectl.kube.client import KubeClient  # noqa: PLC0415
-    from queuectl.local.prepare import prepare  # noqa: PLC0415
+    from queuectl.kube.client import KubeClient
+    from queuectl.local.prepare import prepare
 
     async def run() -> None:
         async with await KubeClient.open(str(kubeconfig)) as client:
@@ -107,8 +107,8 @@ def _prepare(kubeconfig: Path, nodes: int) -> None:
 def _errors() -> Iterator[None]:
     """Show an expected error as one message on standard error, and exit with 1."""
     try:
-        from queuectl.kube.client import ApiError, ApiUnreachableError  # noqa: PLC0415
-        from queuectl.local.errors import LocalError  # noqa: PLC0415
+        from queuectl.kube.client import ApiError, ApiUnreachableError
+        from queuectl.local.errors import LocalError
 
         expected = (LocalError, ApiError, ApiUnreachableError)
     except ImportError as error:
@@ -127,6 +127,6 @@ def _fail(message: str, cause: Exception) -> None:
 
 
 def _quoted(path: Path) -> str:
-    import shlex  # noqa: PLC0415
+    import shlex
 
     return shlex.quote(str(path))
