@@ -18,7 +18,7 @@ async def test_queues_show_what_waits_runs_and_is_used(live: Stage, staged: Comm
     await live.until_phase("runs", "Running")
     await live.until_reason("waits", "WaitingForQuota")
     async with staged.running("queues", "-w") as output:
-        await output.until(root, "BestEffortFIFO", "1", "1", "yes")
+        await output.until_row(root, "1", "1", "yes")
 
     table = (await staged("queues", root, child)).rows
     assert table[0] == ["NAME", "PARENT", "ORDER", "PENDING", "RUNNING", "READY"]
@@ -43,9 +43,9 @@ async def test_nodes_show_who_holds_their_gpus(live: Stage, staged: Commands) ->
     spec = {"containers": [container], "nodeName": other}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "namespace": live.namespace}, "spec": spec}
     async with staged.running("nodes", "-w") as output:
-        await output.until(other, "Ready", "8", "0", "0", "8")
+        await output.until_row(other, "8", "0", "0", "8")
         await live.create(pod)
-        await output.until(other, "Ready", "8   0      3        5")
+        await output.until_row(other, "8", "0", "3", "5")
     cordon = {"spec": {"unschedulable": True}}
     await live.client.request(
         "PATCH", f"/api/v1/nodes/{names[2]}", body=cordon, content_type="application/merge-patch+json"

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,11 +88,20 @@ class Output:
 
     async def until(self, *parts: str) -> None:
         """Wait until one line has all the parts."""
+        await self._until(f"a line with {parts}", lambda line: all(part in line for part in parts))
 
+    async def until_row(self, name: str, *cells: str) -> None:
+        """Wait until a row that begins with the name ends with the cells."""
+        end = list(cells)
+        await self._until(
+            f"a row {name} … {end}", lambda line: line.split()[:1] == [name] and line.split()[-len(end) :] == end
+        )
+
+    async def _until(self, what: str, found: Callable[[str], bool]) -> None:
         async def shown() -> bool:
-            return any(all(part in line for part in parts) for line in self.text.splitlines())
+            return any(found(line) for line in self.text.splitlines())
 
         try:
-            await eventually(shown, f"a line with {parts}", seconds=SECONDS)
+            await eventually(shown, what, seconds=SECONDS)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.text}") from None
