@@ -184,7 +184,7 @@ class Fleet:
         self._reserved = np.pad(self._reserved, shape)
         self._nodes.extend([None] * (rows - old_rows))
         self._unused.extend(range(rows - 1, old_rows - 1, -1))
-        self._masks = {key: np.pad(mask, (0, rows - old_rows)) for key, mask in self._masks.items()}
+        self._masks = {}  # they are too short now
 
     def _forget_if_unused(self, name: str) -> None:
         row = self._rows[name]

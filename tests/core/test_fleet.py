@@ -81,6 +81,15 @@ def test_a_snapshot_reserves_for_itself() -> None:
     assert one.place("a", ANY, PLAIN) is Place.GOOD
 
 
+def test_a_snapshot_may_reserve_what_no_node_has() -> None:
+    one = fleet([Node("a", allocatable={f"example.com/{i}": 1 for i in range(8)})])
+    one.snapshot().reserve("b", FOUR, 1)
+    assert one.columns(FOUR) is None
+    one.use("b", FOUR, +1)
+    assert one.free().sum() == 8
+    assert one.node_names() == ["a"]
+
+
 def test_only_rows_that_hold_a_node_have_a_name() -> None:
     one = fleet([node("a")])
     assert one.name(one.by_name()[0]) == "a"
