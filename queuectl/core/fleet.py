@@ -143,17 +143,19 @@ class Fleet:
             if resource in node.allocatable
         }
 
-    def place(self, name: str, flavor: Flavor, constraints: Constraints) -> Place:
-        """Tell what a reserved place is worth to pods that are not bound there yet."""
+    def place(self, name: str, flavor: Flavor, constraints: Constraints, requests: Requests) -> Place:
+        """Tell what a reserved place is worth to pods of these requests that are not bound there yet."""
         row = self._rows.get(name)
         node = self._nodes[row] if row is not None else None
         if row is None or node is None:
             return Place.GONE
         if not self.mask(flavor, constraints)[row]:
             return Place.CLOSED
-        held = self._reserved[row] > 0
-        short = self._allocatable[row] < self._others[row] + self._reserved[row]
-        return Place.CROWDED if bool((held & short).any()) else Place.GOOD
+        # Only what they ask for: a shortage of anything else is a matter of those who hold that, and planning them
+        # anew would bring them back here.
+        columns = [self._columns[resource] for resource, _ in requests if resource in self._columns]
+        short = self._allocatable[row, columns] < self._others[row, columns] + self._reserved[row, columns]
+        return Place.CROWDED if bool(short.any()) else Place.GOOD
 
     def _at(self, name: str, requests: Requests, count: int) -> tuple[int, list[int], Matrix]:
         wanted = {resource: _saturated(amount) for resource, amount in requests}
