@@ -33,6 +33,7 @@ check: .venv/.synced ## Lint, types, layers, and whether generated files are cur
 	$(BIN)/lint-imports
 	$(BIN)/python -m queuectl.kube.manifests --check
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python -m queuectl.cli.docs --check
 
 format: .venv/.synced ## Format and mend what can be mended by itself
 	$(BIN)/ruff format
@@ -41,6 +42,7 @@ format: .venv/.synced ## Format and mend what can be mended by itself
 generate: .venv/.synced ## Write all generated files anew: crds/, config/base/policies.yaml, docs/reference/
 	$(BIN)/python -m queuectl.kube.manifests --write
 	$(BIN)/python docs/generate.py --write
+	$(BIN)/python -m queuectl.cli.docs --write
 
 clean: ## Remove what the commands above made here
 	rm -rf .venv .state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -55,12 +55,13 @@ def cancel(
             session.say(f"no jobs in namespace {here.namespace}")
         if len(chosen) > 1 and not (yes or dry_run) and sys.stdin.isatty():
             typer.confirm(f"Cancel {len(chosen)} jobs in namespace {here.namespace}?", abort=True, err=True)
-        params = {"dryRun": "All"} if dry_run else {}
+        # In the body: next to one, the API server doesn't look at the query, and would delete in earnest.
+        options: Object = {"propagationPolicy": "Background"} | ({"dryRun": ["All"]} if dry_run else {})
 
         async def one(name: str) -> None:
             job = await here.need(name)
-            body = {"preconditions": {"uid": job["metadata"]["uid"]}, "propagationPolicy": "Background"}
-            await here.client.request("DELETE", here.path(name), params=params, body=body)
+            body = options | {"preconditions": {"uid": job["metadata"]["uid"]}}
+            await here.client.request("DELETE", here.path(name), body=body)
             if wait and not dry_run:
                 await _until_gone(here, job, limit)
             typer.echo(f"{resource_name(job)} cancelled" + (" (server dry run)" if dry_run else ""))

@@ -31,7 +31,8 @@ EXIT_CODES = {
 def page() -> str:
     """Return the page."""
     command = typer.main.get_command(app)
-    with typer.Context(command, info_name="queuectl") as context:
+    context = typer.Context(command, info_name="queuectl")
+    with context:
         text = get_docs_for_click(obj=command, ctx=context, name="queuectl", title="Command line")
     # The examples are a block of their own; \b is how the help text says so.
     text = re.sub(r"\x08?\n?Examples:\n((?:  .*\n)+)", _examples, text)

@@ -71,7 +71,8 @@ async def _look(client: KubeClient, documents: Sequence[Document], tell: Tell) -
             tell(f"{what} are not checked: {error.message}")
             return None
         mine = [decoder(_encoded(d)).value for d in documents if f"{d.kind.lower()}s" == kind]
-        return {item.name: item for item in (*found, *mine)}
+        # What is there wins over a document of that name, which will be refused.
+        return {item.name: item for item in (*mine, *found)}
 
     classes = sorted({d.spec["priorityClassName"] for d in documents if d.spec.get("priorityClassName")})
     there = await asyncio.gather(*(_exists(client, name, tell) for name in classes))

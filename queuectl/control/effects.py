@@ -194,10 +194,20 @@ class _RefusedError(Exception):
 
 
 async def _all(work: Iterable[Coroutine[object, object, None]]) -> None:
-    """Run all of it side by side; the first failure cancels the rest and is raised as it is."""
+    """Run all of it side by side; the first failure cancels the rest and is raised as it is.
+
+    Not a TaskGroup: before Python 3.13 one that fails in the moment in which it is cancelled forgets the
+    cancellation, and the worker would outlive its term.
+    """
+    tasks = [asyncio.ensure_future(one) for one in work]
+    if not tasks:
+        return
     try:
-        async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(one)
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    for failure in sorted(failures, key=lambda failure: isinstance(failure, asyncio.CancelledError)):
+        raise failure

@@ -24,6 +24,7 @@ from queuectl.model.plan import Plan
 from queuectl.model.reasons import Reason, why
 from queuectl.store.ledger import Ledger
 
+PACE_SECONDS = 0.05  # between two rounds at least, so that one transaction takes the moves of many gangs
 SWEEP_SECONDS = 1.0  # between two looks at what no event tells of
 LOOK_AT_ALL_SECONDS = 30.0  # between two looks at everything
 
@@ -81,6 +82,8 @@ class Engine:
                     await self._awake.wait()
             except TimeoutError:
                 pass
+            # The first event after a pause is taken at once; what follows it closely waits for the next round.
+            await asyncio.sleep(self.beat + PACE_SECONDS - time.monotonic())
             self._awake.clear()
 
     async def _round(self, now: float) -> None:
@@ -101,7 +104,7 @@ class Engine:
             self._world.touched |= self._world.workloads.keys()
         self._swept = now
         self._world.touched |= self._world.overdue(now)
-        for uid in self._world.attempts:
+        for uid in self._world.attempts.keys() - self._reported.keys():  # a step just done is not done again
             self.executor.offer(uid)
         self._update_gauges()
 

@@ -75,9 +75,12 @@ class Manager:
 
         Raises WrongCluster when the ledger belongs to another cluster.
         """
+        me = asyncio.current_task()
         try:
             while True:
                 await self._stand()
+                if me is not None and me.cancelling():  # told to end in the moment in which the term was lost
+                    raise asyncio.CancelledError
                 await asyncio.sleep(PAUSE_SECONDS)
         finally:
             metrics.forget()
@@ -103,7 +106,8 @@ class Manager:
         self.health.leading = True
         epoch, cause = self._term.epoch, "stopped"
         try:
-            await self._act(epoch)
+            # In a task of its own: a TaskGroup may leave its task marked as cancelled (until Python 3.13).
+            await asyncio.create_task(self._act(epoch))
         except* (Fenced, DeposedError):
             cause = "deposed"
         except* StoreUnavailable as errors:

@@ -379,7 +379,7 @@ class World:
         for placement in attempt.placements:
             flavor = self.flavors.get(placement.flavor, Flavor(placement.flavor))
             known = constraints.get(placement.role)
-            place = self.fleet.place(placement.node, flavor, known or Constraints())
+            place = self.fleet.place(placement.node, flavor, known or Constraints(), placement.requests)
             if places.get(placement.node, Place.GOOD) is Place.GOOD:
                 places[placement.node] = place
         return places

@@ -174,18 +174,20 @@ class Fleet:
             if resource in node.allocatable
         }
 
-    def place(self, name: str, flavor: Flavor, constraints: Constraints) -> Place:
-        """Tell what a reserved place is worth to pods that are not bound there yet."""
+    def place(self, name: str, flavor: Flavor, constraints: Constraints, requests: Requests) -> Place:
+        """Tell what a reserved place is worth to pods of these requests that are not bound there yet."""
         row = self._rows.get(name)
         node = self._nodes[row] if row is not None else None
         if row is None or node is None:
             return Place.GONE
         if not self.mask(flavor, constraints)[row]:
             return Place.CLOSED
-        most = np.maximum(self._reserved[row], self._promised[row])
-        held = most > 0
-        short = self._allocatable[row] < self._others[row] + most
-        return Place.CROWDED if bool((held & short).any()) else Place.GOOD
+        # Only what they ask for: a shortage of anything else is a matter of those who hold that, and planning them
+        # anew would bring them back here.
+        columns = [self._columns[resource] for resource, _ in requests if resource in self._columns]
+        most = np.maximum(self._reserved[row, columns], self._promised[row, columns])
+        short = self._allocatable[row, columns] < self._others[row, columns] + most
+        return Place.CROWDED if bool(short.any()) else Place.GOOD
 
     def _at(self, name: str, requests: Requests, count: int) -> tuple[int, list[int], Matrix]:
         wanted = {resource: _saturated(amount) for resource, amount in requests}
@@ -217,7 +219,7 @@ class Fleet:
         self._promised = np.pad(self._promised, shape)
         self._nodes.extend([None] * (rows - old_rows))
         self._unused.extend(range(rows - 1, old_rows - 1, -1))
-        self._masks = {key: np.pad(mask, (0, rows - old_rows)) for key, mask in self._masks.items()}
+        self._masks = {}  # they are too short now
 
     def _forget_if_unused(self, name: str) -> None:
         row = self._rows[name]

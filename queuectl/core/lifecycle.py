@@ -162,7 +162,11 @@ def _place_lost(view: View) -> End | None:
         waiting.subtract(pod.node for pod in _members(view))
     for node, place in sorted(view.places.items()):
         if waiting[node] > 0 and place is not Place.GOOD:
-            return End(why(Reason.PLACE_LOST, node=node, problem=_LOST[place]), Outcome.REQUEUE)
+            # Planned anew at once; only a gang that loses one place after the other waits, ever longer.
+            losses = view.workload.late_starts
+            not_before = view.back_off.until(view.now, losses) if losses else 0.0
+            lost = why(Reason.PLACE_LOST, node=node, problem=_LOST[place])
+            return End(lost, Outcome.REQUEUE, not_before, late=True)
     return None
 
 

@@ -62,6 +62,8 @@ def demo(
             if stand.kept():
                 raise LocalError(f"A demo was left running in {folder}; end it with: {_ending(state)}")
             code = _run(stand, interrupt, speed, state, keep=keep)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     except (*expected, BaseExceptionGroup) as error:
         cause = error
         while isinstance(cause, BaseExceptionGroup):  # of concurrent tasks, the first tells enough
@@ -135,7 +137,7 @@ def _introduction(window: Sequence["TraceJob"], quotas: Mapping[str, int], speed
     yield f"chosen {RULE}"
     yield (
         f"time   {faster:g} times faster than in the trace; run times are then held between "
-        f"{script.SHORTEST_RUN / speed:g} and {script.LONGEST_RUN / speed:g} s"
+        f"{script.SHORTEST_RUN / speed:.3g} and {script.LONGEST_RUN / speed:.3g} s"
     )
     yield (
         f"queues {', '.join(f'{queue} {quota}' for queue, quota in quotas.items())}: virtual clusters and their quotas, "

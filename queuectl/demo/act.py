@@ -24,7 +24,7 @@ from queuectl.local.prepare import apply, prepare
 READY_SECONDS = 60.0
 LIMIT_SECONDS = 300.0  # several times of what it takes
 LINE_SECONDS = 5.0
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.25  # also from one picture to the next
 SUBMIT_SECONDS = 30.0
 
 

@@ -12,9 +12,9 @@ FLAVOR = "simulated"
 NAMESPACE = "default"
 NODES = 16
 GPUS_PER_NODE = 8
-COMPRESSION = 200  # seconds of the trace in one of the demo
+COMPRESSION = 240  # seconds of the trace in one of the demo
 SHORTEST_RUN = 2.0
-LONGEST_RUN = 15.0  # seconds; else one job of the window would run for seven minutes
+LONGEST_RUN = 12.0  # seconds; else one job of the window would run for six minutes
 SMALLEST_QUOTA = 3
 START_DEADLINE_SECONDS = 60
 

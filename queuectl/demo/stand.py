@@ -114,7 +114,9 @@ class Stand:
         if controller is not None:
             process.end([controller], seconds=CONTROLLER_STOP_SECONDS)
         if (self._ledger / "postgres").is_dir():
-            EmbeddedPostgres(self._ledger / "postgres").stop()  # a killed controller leaves it
+            server = EmbeddedPostgres(self._ledger / "postgres")
+            server.stop()  # a killed controller leaves it
+            server.kill()  # should it not have obeyed
         controlplane.down(self._control_plane, delete=delete)
         self._record.unlink(missing_ok=True)
         if delete:

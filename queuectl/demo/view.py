@@ -87,13 +87,15 @@ class View:
         for name in ("GPUS", "POS", "SINCE"):
             table.add_column(name, justify="right")
         table.add_column("WAITS BECAUSE", no_wrap=True, overflow="ellipsis", ratio=1)
-        shown = sorted(waiting, key=lambda row: (-row.cue.gpus, row.submitted or 0))[:room]
+        queues = list(self._quotas)
+        waiting.sort(key=lambda row: (queues.index(row.cue.queue), row.position or len(self._board.rows)))
+        shown = waiting[:room]
         for row in shown:
             since = f"{self._board.clock - (row.submitted or 0):.0f} s"
             position = str(row.position or "")
             table.add_row(row.cue.name, row.cue.queue, str(row.cue.gpus), position, since, row.message)
         more = len(waiting) - len(shown)
-        return Group(table, Text(f"and {more} smaller", style="dim")) if more else table
+        return Group(table, Text(f"and {more} more", style="dim")) if more else table
 
     def _verdict(self) -> RenderableType:
         wrong = [*self._observer.partial_gangs, *self._observer.over_bookings]

@@ -60,6 +60,7 @@ def figures(run: Run, load: Load) -> dict[str, float]:
         "scheduler CPU, s": run.cpu["kube-scheduler"],
         "controller manager CPU, s": run.cpu["kube-controller-manager"],
         "kwok CPU, s": run.cpu["kwok"],
+        "CPU of all of these, s": sum(run.cpu.values()),
         "foreign processes, % of CPU used": 100 * run.others_share,
         "ledger: admission cycles": run.ledger.get("cycle", float("nan")),
         "ledger: transactions of moves": run.ledger.get("advance", float("nan")),
@@ -86,6 +87,7 @@ def summary(runs: Sequence[Run], load: Load) -> dict[str, Any]:
             "with": best,
             "time to all running": mine["all running, s"] / theirs["all running, s"],
             "time to all bound": mine["all bound, s"] / theirs["all bound, s"],
+            "CPU of all": mine["CPU of all of these, s"] / theirs["CPU of all of these, s"],
             "API server CPU": mine["API server CPU, s"] / theirs["API server CPU, s"],
         }
     return result

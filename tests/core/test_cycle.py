@@ -105,6 +105,11 @@ CASES = {
         snapshot([whole("a"), whole("b")], nodes=TWO, queues=[queue(any={GPU: 12})]), ["a"],
         {"b": "Queue q lacks 4 nvidia.com/gpu in flavor any: 8 of 12 are in use."},
     ),
+    "one GPU of quota is missing": Case(
+        snapshot([whole("a")], nodes=TWO, queues=[queue(any={GPU: 16})], usage={("q", "any", GPU): 9}), [],
+        {"a": "Queue q lacks 1 nvidia.com/gpu in flavor any: 9 of 16 are in use."},
+    ),
+    "the last GPU of quota is enough": Case(snapshot([whole("a")], nodes=TWO, queues=[queue(any={GPU: 16})], usage={("q", "any", GPU): 8}), ["a"]),
     "quota cut below what is in use": Case(
         snapshot([whole("a")], nodes=TWO, queues=[queue(any={GPU: 12})], usage={("q", "any", GPU): 16}), [],
         {"a": "Queue q lacks 12 nvidia.com/gpu in flavor any: 16 of 12 are in use."},

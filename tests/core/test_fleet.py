@@ -50,7 +50,7 @@ PLACES = {
 
 @pytest.mark.parametrize("case", PLACES.values(), ids=PLACES.keys())
 def test_what_a_reserved_place_is_worth(case: Case) -> None:
-    assert case.fleet.place("a", case.flavor, case.constraints) is case.want
+    assert case.fleet.place("a", case.flavor, case.constraints, EIGHT) is case.want
 
 
 def test_room_is_what_others_leave() -> None:
@@ -78,7 +78,16 @@ def test_a_snapshot_reserves_for_itself() -> None:
     copy.reserve("a", EIGHT, 1)
     assert one.free().max() == 2**40
     assert (one.free() - copy.free()).sum() == 9
-    assert one.place("a", ANY, PLAIN) is Place.GOOD
+    assert one.place("a", ANY, PLAIN, EIGHT) is Place.GOOD
+
+
+def test_a_snapshot_may_reserve_what_no_node_has() -> None:
+    one = fleet([Node("a", allocatable={f"example.com/{i}": 1 for i in range(8)})])
+    one.snapshot().reserve("b", FOUR, 1)
+    assert one.columns(FOUR) is None
+    one.use("b", FOUR, +1)
+    assert one.free().sum() == 8
+    assert one.node_names() == ["a"]
 
 
 def test_only_rows_that_hold_a_node_have_a_name() -> None:
@@ -189,7 +198,7 @@ class FleetMachine(RuleBasedStateMachine):
         for name in NAMES:
             assert self.fleet.room(name) == fresh.room(name)
             for constraints in (PLAIN, PICKY):
-                assert self.fleet.place(name, ANY, constraints) is fresh.place(name, ANY, constraints)
+                assert self.fleet.place(name, ANY, constraints, FOUR) is fresh.place(name, ANY, constraints, FOUR)
 
     @staticmethod
     def seen(one: Fleet) -> list[tuple[str, dict[str, int], bool, bool]]:

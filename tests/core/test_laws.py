@@ -23,22 +23,27 @@ T = TypeVar("T")
 NOW = 100.0
 Amounts = dict[tuple[str, str], int]
 
-small = st.integers(0, 4)
-sizes = st.builds(requests, gpu=small, cpu=small, memory=small)
-toleration = st.sampled_from([(), (Toleration("spot", "Exists"),)])
+
+def mostly(usual: T, *rare: T) -> st.SearchStrategy[T]:
+    """Return a strategy in which the usual value is three times as frequent as all the rare ones together."""
+    return st.sampled_from([usual] * 3 * len(rare) + list(rare))
+
+
+SPOT = Taint("spot", "", "NoSchedule")
+sizes = st.builds(requests, gpu=mostly(2, 0, 1, 4, 8), cpu=mostly(1, 0, 2, 5), memory=mostly(0, 1, 3))
 nodes = st.builds(
     lambda gpu, cpu, pods, zone, taints, closed: node(
         "", gpu=gpu, cpu=cpu, memory=8, pods=pods, labels={"zone": zone}, taints=taints, unschedulable=closed
     ),
-    st.integers(0, 8), st.integers(0, 8), st.integers(1, 6), st.sampled_from("ab"),
-    st.sampled_from([(), (), (Taint("spot", "", "NoSchedule"),)]), st.integers(0, 5).map(lambda n: n == 0),
+    gpu=mostly(8, 0, 3, 4), cpu=mostly(8, 2, 5), pods=mostly(110, 1, 3), zone=st.sampled_from("ab"),
+    taints=mostly((), (SPOT,)), closed=mostly(False, True),  # noqa: FBT003 - values of a field
 )  # fmt: skip
 roles = st.builds(
     lambda pods, asks, selector, terms, tolerations: replace(
         role("", pods, selector=selector, terms=terms, tolerations=tolerations), requests=asks
     ),
-    st.integers(1, 5), sizes, st.sampled_from([{}, {}, {"zone": "a"}]),
-    st.sampled_from([(), (), (NodeTerm((needs("zone", "NotIn", "a"),)),)]), toleration,
+    pods=st.integers(1, 4), asks=sizes, selector=mostly({}, {"zone": "a"}),
+    terms=mostly((), (NodeTerm((needs("zone", "NotIn", "a"),)),)), tolerations=mostly((), (Toleration("spot", "Exists"),)),
 )  # fmt: skip
 FLAVORS = {
     one.name: one
@@ -48,21 +53,27 @@ FLAVORS = {
         flavor("any"),
     )
 }
-quotas = st.dictionaries(
-    st.tuples(st.sampled_from(["fa", "fb", "any", "gone"]), st.sampled_from([GPU, "cpu"])),
-    st.sampled_from([0, 3, 8, 20, 4000, 20_000]),
-    max_size=5,
+quotas = st.lists(
+    st.tuples(mostly("any", "fa", "fb", "gone"), mostly(64, 0, 3, 5, 8, 11), mostly(None, 2000, 9000)),
+    min_size=1,
+    max_size=3,
+).map(
+    lambda given: (
+        {(kind, GPU): gpus for kind, gpus, _ in given}
+        | {(kind, "cpu"): cpus for kind, _, cpus in given if cpus is not None}
+    )
 )
 queues = st.builds(
     lambda nominal, order: Queue("", order=order, quotas={cell: Quota(amount) for cell, amount in nominal.items()}),
     quotas,
-    st.sampled_from(QueueOrder),
+    mostly(QueueOrder.BEST_EFFORT_FIFO, QueueOrder.STRICT_FIFO),
 )
 gangs = st.builds(
     lambda parts, **given: gang("", *(replace(part, name=f"r{i}") for i, part in enumerate(parts)), **given),
-    st.lists(roles, min_size=1, max_size=2), queue=st.sampled_from(["q0", "q1", "q2"]), priority=st.integers(0, 2),
-    submitted_at=st.integers(0, 3).map(float), seq=st.integers(0, 2), gpu_models=st.sampled_from([(), (), ("A",), ("B", "X")]),
-    hold=st.integers(0, 9).map(lambda n: n == 0), not_before=st.sampled_from([0.0, 0.0, 0.0, NOW, NOW + 5]),
+    parts=st.lists(roles, min_size=1, max_size=2), queue=st.sampled_from([*8 * ["q0", "q1"], "q2"]), priority=st.integers(0, 2),
+    submitted_at=st.integers(0, 3).map(float), seq=st.integers(0, 2), gpu_models=st.sampled_from([*8 * [()], ("A",), ("B", "X")]),
+    hold=st.sampled_from([False] * 15 + [True]),
+    not_before=st.sampled_from([0.0] * 12 + [NOW, NOW + 5]),
 )  # fmt: skip
 
 
@@ -94,17 +105,19 @@ class World:
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     """Return a small cluster with jobs."""
-    servers = [replace(one, name=f"n{i}") for i, one in enumerate(draw(st.lists(nodes, max_size=5)))]
-    names = st.sampled_from([one.name for one in servers] or ["none"])
-    lines = [replace(one, name=f"q{i}") for i, one in enumerate(draw(st.lists(queues, min_size=1, max_size=2)))]
-    waiting = [replace(one, uid=f"g{i}", name=f"g{i}") for i, one in enumerate(draw(st.lists(gangs, max_size=7)))]
+    servers = [replace(one, name=f"n{i}") for i, one in enumerate(draw(st.lists(nodes, min_size=2, max_size=5)))]
+    names = st.sampled_from([one.name for one in servers])
+    lines = [replace(one, name=f"q{i}") for i, one in enumerate(draw(st.lists(queues, min_size=2, max_size=2)))]
+    waiting = [
+        replace(one, uid=f"g{i}", name=f"g{i}") for i, one in enumerate(draw(st.lists(gangs, min_size=3, max_size=7)))
+    ]
     keys = st.sampled_from([(line.name, *key) for line in lines for key in line.nominal] or [("q0", "any", GPU)])
     return World(
         servers,
         lines,
         waiting,
-        draw(st.lists(st.tuples(names, sizes), max_size=3)),
-        draw(st.lists(st.tuples(names, sizes, st.integers(1, 2)), max_size=3)),
+        draw(st.lists(st.tuples(names, sizes), max_size=2)),
+        draw(st.lists(st.tuples(names, sizes, st.integers(1, 2)), max_size=2)),
         draw(st.dictionaries(keys, st.integers(0, 9), max_size=3)),
     )
 

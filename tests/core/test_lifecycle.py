@@ -186,16 +186,22 @@ ENDS = {
     ),
     "a node is gone": Case(RUNNING, UP, Outcome.REQUEUE, "Node n1 is gone.", places={"n1": Place.GONE}),
     "a node is gone and its pod with it": Case(RUNNING, pods([KEYS[0], KEYS[2]]), Outcome.REQUEUE, "Node n1 is gone.", places={"n1": Place.GONE}),
-    "reserved, the place is crowded": Case(RESERVED, {}, Outcome.REQUEUE, CROWDED, places={"n1": Place.CROWDED}),
-    "created, the place is crowded": Case(CREATED, GATED, Outcome.REQUEUE, CROWDED, places={"n1": Place.CROWDED}),
+    "reserved, the place is crowded": Case(RESERVED, {}, Outcome.REQUEUE, CROWDED, places={"n1": Place.CROWDED}, late=True),
+    "created, the place is crowded": Case(CREATED, GATED, Outcome.REQUEUE, CROWDED, places={"n1": Place.CROWDED}, late=True),
     "ungated, the place is crowded before all are bound": Case(
-        UNGATED, but(UNBOUND, "ps", 0, node="n2"), Outcome.REQUEUE, CROWDED.replace("n1", "n2"), places={"n2": Place.CROWDED}
+        UNGATED, but(UNBOUND, "ps", 0, node="n2"), Outcome.REQUEUE, CROWDED.replace("n1", "n2"), places={"n2": Place.CROWDED}, late=True
     ),
     "the place is closed": Case(
-        UNGATED, UNBOUND, Outcome.REQUEUE, "The place on node n2 was lost before the gang was bound: it takes no new pods.", places={"n2": Place.CLOSED}
+        UNGATED, UNBOUND, Outcome.REQUEUE, "The place on node n2 was lost before the gang was bound: it takes no new pods.", places={"n2": Place.CLOSED}, late=True
     ),
     "the place is gone": Case(
-        CREATED, GATED, Outcome.REQUEUE, "The place on node n1 was lost before the gang was bound: it is gone.", places={"n1": Place.GONE, "n2": Place.CLOSED}
+        CREATED, GATED, Outcome.REQUEUE, "The place on node n1 was lost before the gang was bound: it is gone.", places={"n1": Place.GONE, "n2": Place.CLOSED}, late=True
+    ),
+    "the second place in a row is lost": Case(
+        CREATED, GATED, Outcome.REQUEUE, CROWDED, places={"n1": Place.CROWDED}, late=True, later=10, workload=replace(WORKLOAD, late_starts=1)
+    ),
+    "the third place in a row is lost": Case(
+        CREATED, GATED, Outcome.REQUEUE, CROWDED, places={"n1": Place.CROWDED}, late=True, later=20, workload=replace(WORKLOAD, late_starts=2)
     ),
     "not created in time": Case(RESERVED, {}, Outcome.REQUEUE, "0 of 3 pods were ready 300 s after the start.", 10, late=True, now=ADMITTED_AT + 300),
     "not ungated in time": Case(CREATED, GATED, Outcome.REQUEUE, "0 of 3 pods were ready 300 s after the start.", 10, late=True, now=ADMITTED_AT + 300),

@@ -5,10 +5,11 @@ import itertools
 import time
 from typing import Any
 
+from queuectl.kube.client import MERGE_PATCH
 from tests.support import ledger
 from tests.support.eventually import eventually
 from tests.support.observer import observing
-from tests.support.stage import Stage
+from tests.support.stage import GPU, Stage
 
 GANGS = [f"gang-{number}" for number in range(10)]
 PODS = 8
@@ -144,3 +145,23 @@ async def test_a_gang_preempted_by_others_goes_back_whole_and_uncharged(live: St
         await live.until_phase("gang", "Running")
     finally:
         await live.client.request("DELETE", f"{path}/{name}")
+
+
+async def test_a_node_that_shrank_still_takes_those_that_need_nothing_of_what_it_lacks(live: Stage) -> None:
+    (node,) = await live.nodes(1)
+    await live.queue(8)
+    await live.submit("runs", 1, 8)
+    await live.until_phase("runs", "Running")
+    body = {"status": {"allocatable": {GPU: "4"}}}
+    await live.client.request("PATCH", f"/api/v1/nodes/{node}/status", body=body, content_type=MERGE_PATCH)
+    seen = "SELECT room FROM node_room WHERE node = :node AND resource = :gpu"
+
+    async def shrunk() -> bool:
+        return [row["room"] for row in await ledger.rows(live, seen, node=node, gpu=GPU)] == [4]
+
+    await eventually(shrunk, "the ledger has seen it")
+    await live.create(live.job("cpu-only", 2, 0))
+    job = await live.until_phase("cpu-only", "Running")
+    assert job["status"]["attempt"] == 1
+    assert (await live.until_job("runs", bool, "has a status"))["status"]["phase"] == "Running"
+    assert await ledger.audit(live) == []

@@ -1,6 +1,7 @@
 """The API server or Postgres away for 30 s in the middle of a load: it goes on by itself."""
 
 import asyncio
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,3 +171,22 @@ async def test_a_job_that_cannot_let_go_keeps_no_other_from_it(stage: Stage, pro
     rule.nth = -1
     await stage.until_gone("a-stuck")
     await ledger.until_free(stage)
+
+
+async def test_a_leader_ends_when_it_is_told_to_while_postgres_is_away(
+    kube: KubeClient, control_plane: Running, tmp_path: Path
+) -> None:
+    with embedded_server() as server:
+        await asyncio.to_thread(migrate.upgrade, server.url)
+        stage = Stage(kube, control_plane.kubeconfig, server.url, tmp_path, "told-to-end")
+        await stage.open()
+        try:
+            controller = stage.controller()
+            controller.start()
+            await controller.until_leading()
+            await asyncio.to_thread(server.kill)
+            controller.send(signal.SIGTERM)
+            assert await end_of(controller) == 0
+            assert not controller.says("Traceback")
+        finally:
+            await stage.close()

@@ -351,7 +351,7 @@ def test_any_history_keeps_the_ledger_true(database_url: str) -> None:
     run_state_machine_as_test(
         type("LedgerMachine", (LedgerMachine,), {"url": database_url}),
         settings=settings(
-            max_examples=40,
+            max_examples=25,
             stateful_step_count=20,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],

@@ -1,0 +1,64 @@
+"""queues and nodes: who holds what."""
+
+import json
+
+import yaml
+
+from queuectl.cli.errors import Exit
+from tests.support.commands import Commands
+from tests.support.stage import GPU, Stage
+
+
+async def test_queues_show_what_waits_runs_and_is_used(live: Stage, staged: Commands) -> None:
+    await live.nodes(2)
+    root = await live.queue(16)
+    child = await live.queue(8, "child", parent=root, order="StrictFIFO")
+    await live.submit("runs", 1, 8)
+    await live.submit("waits", 2, 8)
+    await live.until_phase("runs", "Running")
+    await live.until_reason("waits", "WaitingForQuota")
+    async with staged.running("queues", "-w") as output:
+        await output.until_row(root, "1", "1", "yes")
+
+    table = (await staged("queues", root, child)).rows
+    assert table[0] == ["NAME", "PARENT", "ORDER", "PENDING", "RUNNING", "READY"]
+    assert table[1] == [root, "-", "BestEffortFIFO", "1", "1", "yes"]
+    assert table[2][:5] == [child, root, "StrictFIFO", "0", "0"]
+    wide = (await staged("queues", root, "-o", "wide")).rows
+    assert wide[0][6:] == ["FLAVOR", "RESOURCE", "USED", "NOMINAL"]
+    assert wide[1][6:] == [live.name, GPU, "8", "16"]
+    assert json.loads((await staged("queues", root, "-o", "json")).out)["spec"]["order"] == "BestEffortFIFO"
+    assert (await staged("queues", root, "-o", "name")).out == f"queue.queuectl.dev/{root}\n"
+    assert f'no queue "nowhere"; there are {root}' in (await staged("queues", "nowhere", code=Exit.NOT_FOUND)).err
+
+
+async def test_nodes_show_who_holds_their_gpus(live: Stage, staged: Commands) -> None:
+    names = await live.nodes(3)
+    await live.queue(8)
+    await live.submit("mine", 1, 4)
+    await live.until_phase("mine", "Running")
+    held = (await live.pods("mine"))[0]["spec"]["nodeName"]
+    other = next(name for name in names if name != held)
+    container = {"name": "main", "image": "other:1", "resources": {"limits": {GPU: 3}}}
+    spec = {"containers": [container], "nodeName": other}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "namespace": live.namespace}, "spec": spec}
+    async with staged.running("nodes", "-w") as output:
+        await output.until_row(other, "8", "0", "0", "8")
+        await live.create(pod)
+        await output.until_row(other, "8", "0", "3", "5")
+    cordon = {"spec": {"unschedulable": True}}
+    await live.client.request(
+        "PATCH", f"/api/v1/nodes/{names[2]}", body=cordon, content_type="application/merge-patch+json"
+    )
+
+    rows = {row[0]: row[1:] for row in (await staged("nodes", *names)).rows}
+    assert rows["NAME"] == ["STATE", "FLAVOR", "RESOURCE", "GPUS", "HELD", "OTHERS", "FREE"]
+    assert rows[held][3:] == ["8", "4", "0", "4"]
+    assert rows[other][3:] == ["8", "0", "3", "5"]
+    assert live.name in rows[held][1]
+    assert rows[names[2]][0] == ("Ready,Cordoned")
+    one = json.loads((await staged("nodes", held, "-o", "json")).out)
+    assert one["gpus"] == [{"resource": GPU, "total": 8, "held": 4, "others": 0, "free": 4}]
+    assert len(yaml.safe_load((await staged("nodes", *names, "-o", "yaml")).out)) == 3
+    assert (await staged("nodes", held, "-o", "name")).out == f"node/{held}\n"
+    assert 'no node "nowhere"' in (await staged("nodes", "nowhere", code=Exit.NOT_FOUND)).err
