@@ -93,7 +93,7 @@ class _Cycle:
             elif len(self.admissions) + len(self.preemptions) >= MAX_ADMISSIONS or self.room <= 0:
                 self._tell(gang, why(Reason.PENDING))  # the cycle is full; it is tried first in the next
             else:
-                heads[queue] = nominate(self.snapshot, frozenset(self.taken), gang)
+                heads[queue] = nominate(self.snapshot, self.taken, gang)
                 return
 
     def _settle(self, entry: Entry) -> None:
@@ -102,7 +102,7 @@ class _Cycle:
             if self.snapshot.policy.one_head:
                 self._tell(gang, why(Reason.PENDING))
                 return
-            entry = nominate(self.snapshot, frozenset(self.taken), gang)
+            entry = nominate(self.snapshot, self.taken, gang)
         if entry.wait is not None:
             self.failed[gang.shape] = entry.wait
             self._tell(gang, entry.wait)

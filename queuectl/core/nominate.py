@@ -37,7 +37,7 @@ class Entry:
         return Admission(self.gang.uid, self.placements, self.assignment.usage, self.assignment.flavors, pods)
 
 
-def nominate(snapshot: Snapshot, taken: frozenset[str], gang: Gang) -> Entry:
+def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang) -> Entry:
     """Return the best that the gang could get, with all of its pods or, if it is elastic, with as many as can be had.
 
     ``taken``: workloads that are on their way out for somebody else.
@@ -61,13 +61,13 @@ def nominate(snapshot: Snapshot, taken: frozenset[str], gang: Gang) -> Entry:
 
 
 class _Search:
-    def __init__(self, snapshot: Snapshot, taken: frozenset[str], gang: Gang) -> None:
+    def __init__(self, snapshot: Snapshot, taken: Collection[str], gang: Gang) -> None:
         self.snapshot = snapshot
         self.gang = gang
         self.queue: Queue = snapshot.queues[gang.queue]
         self.node = snapshot.later.nodes[gang.queue]
         self.shared_groups = groups_of(self.queue.quotas)
-        self.running = {name: [g for g in gangs if g.uid not in taken] for name, gangs in snapshot.running.items()}
+        self.taken = taken
 
     def entry(self, roles: tuple[Role, ...]) -> Entry:
         """Try flavors until quota and nodes both hold; else look for victims where it came closest."""
@@ -155,9 +155,10 @@ class _Search:
     def _field(self, fits_beside: Callable[[Sequence[Running]], bool]) -> Field:
         return Field(
             tree=self.snapshot.later,
-            running=self.running,
-            rules={name: queue.preemption for name, queue in self.snapshot.queues.items()},
+            running=self.snapshot.running,
+            rules=self.snapshot.rules,
             fair=self.snapshot.policy.fair_sharing,
+            taken=self.taken,
             fits_beside=fits_beside,
         )
 

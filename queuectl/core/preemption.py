@@ -5,7 +5,7 @@ whom it still fits. Whom a queue may take, and in which order, follows Kueue's r
 cohorts, KEP-79, KEP-1714 fair sharing); the searches here are of one gang against one tree, and change nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -56,7 +56,16 @@ class Field:
     running: Mapping[str, Sequence[Running]]  # by queue
     rules: Mapping[str, Preemption]  # by queue
     fair: tuple[FairRule, ...] = ()  # none: fair sharing is off
+    taken: Collection[str] = ()  # uids of those who are on their way out for somebody else
     fits_beside: Callable[[Sequence[Running]], bool] = lambda _: True  # what else must hold with these gangs gone
+
+    def candidates(self, queue: str, ask: "Ask", rule: Within | Reclaim) -> list[Running]:
+        """Return who of a queue may be taken by the rule and uses what is contested."""
+        return [
+            gang
+            for gang in self.running.get(queue, ())
+            if gang.uid not in self.taken and _uses(gang, ask.contested) and _may_take(rule, gang, ask)
+        ]
 
     @contextmanager
     def without(self, gangs: Iterable[Running]) -> Iterator[None]:
@@ -183,9 +192,7 @@ def _others(world: Field, ask: Ask) -> tuple[list[_Candidate], list[_Candidate]]
     seen: Node = home
     for subtree in home.ancestors():
         for node in _borrowers(subtree, seen, ask.contested):
-            for gang in world.running.get(node.name, ()):
-                if not _uses(gang, ask.contested) or not _may_take(rules.reclaim, gang, ask):
-                    continue
+            for gang in world.candidates(node.name, ask, rules.reclaim):
                 if has_right:
                     advantage.append(_Candidate(gang, Cause.RECLAIM, meet=subtree))
                 elif not _may_borrow_over(rules, gang, ask):
@@ -213,8 +220,7 @@ def _holds(node: Node, amounts: Amounts) -> tuple[bool, dict[Cell, int]]:
 
 
 def _own(world: Field, ask: Ask) -> list[Running]:
-    rule = world.rules[ask.queue].within_queue
-    return [g for g in world.running.get(ask.queue, ()) if _uses(g, ask.contested) and _may_take(rule, g, ask)]
+    return world.candidates(ask.queue, ask, world.rules[ask.queue].within_queue)
 
 
 def _uses(gang: Running, contested: frozenset[Cell]) -> bool:
@@ -246,10 +252,10 @@ def _by_share(world: Field, ask: Ask) -> list[Victim]:
     rule = world.rules[ask.queue].reclaim
     if rule is not Reclaim.NEVER:
         root = tree.nodes[ask.queue].root
-        for name, gangs in world.running.items():
+        for name in world.running:
             node = tree.nodes[name]
             if name != ask.queue and node.root is root and not node.within(ask.contested):
-                candidates[name] = [g for g in gangs if _uses(g, ask.contested) and _may_take(rule, g, ask)]
+                candidates[name] = world.candidates(name, ask, rule)
     waiting = {
         name: sorted(gangs, key=lambda g: victim_order(g, ask.queue)) for name, gangs in candidates.items() if gangs
     }

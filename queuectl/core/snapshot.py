@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Self
 
 from queuectl.core.fleet import Fleet
@@ -9,7 +10,7 @@ from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
 from queuectl.model.objects import Flavor, Gang, Queue
 from queuectl.model.plan import Admission
-from queuectl.model.policy import FairRule
+from queuectl.model.policy import FairRule, Preemption
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class Snapshot:
     running: Mapping[str, Sequence[Running]] = field(default_factory=dict)  # by queue; who may be taken
     broken_queues: Mapping[str, str] = field(default_factory=dict)  # queue → what is wrong with its spec
     policy: Policy = Policy()
+
+    @cached_property
+    def rules(self) -> dict[str, Preemption]:
+        """Each queue's rules of preemption."""
+        return {name: queue.preemption for name, queue in self.queues.items()}
 
     def copy(self) -> Self:
         """Return a snapshot in which gangs can be assumed."""
