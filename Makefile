@@ -21,7 +21,7 @@ demo: setup ## Run a window of a real trace on simulated nodes; KEEP=1 leaves it
 	@$(BIN)/python -m queuectl.demo $(if $(KEEP),--keep)
 
 test: setup ## Run all tests, on a real control plane and a real Postgres
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 3 --dist loadfile --durations 10
 
 bench: setup ## Run the benchmarks; they print ratios measured in one run
 	$(BIN)/python -m tests.bench
