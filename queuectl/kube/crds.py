@@ -71,6 +71,17 @@ class ConditionType(StrEnum):
 class Role(Part):
     """Pods of a job that share a template."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.minReplicas) || self.minReplicas <= self.replicas",
+                says="'minReplicas is %d, more than replicas, %d; give at most that many'"
+                ".format([self.minReplicas, self.replicas])",
+                field=".minReplicas",
+            )
+        )
+    )
+
     name: RoleName = Field(description="The role's name, unique in the job; it becomes part of the pods' names.")
     replicas: Int32 = Field(ge=1, le=MAX_PODS, description="How many pods of the role the gang has.")
     min_replicas: Int32 | None = Field(
@@ -84,6 +95,14 @@ class Role(Part):
         description="Whether the job waits for this role's pods to succeed; those of other roles are then stopped.",
     )
     template: PodTemplate = Field(description="What each pod of the role looks like.")
+
+    @model_validator(mode="after")
+    def _check_least(self) -> Self:
+        if self.min_replicas is not None and self.min_replicas > self.replicas:
+            raise ValueError(
+                f"minReplicas is {self.min_replicas}, more than replicas, {self.replicas}; give at most that many"
+            )
+        return self
 
 
 class Gpu(Part):

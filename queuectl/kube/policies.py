@@ -58,8 +58,14 @@ def policies() -> list[dict[str, Any]]:
             resource="queues",
             operations=["CREATE", "UPDATE"],
             conditions=[{"name": "spec-changed", "expression": _SPEC_CHANGED}],
-            variables=[{"name": "wrong", "expression": _WRONG_QUOTAS}],
-            validations=[{"expression": "variables.wrong == ''", "messageExpression": "variables.wrong"}],
+            variables=[
+                {"name": "wrong", "expression": _WRONG_QUOTAS},
+                {"name": "weight", "expression": _WRONG_WEIGHT},
+            ],
+            validations=[
+                {"expression": f"variables.{name} == ''", "messageExpression": f"variables.{name}"}
+                for name in ("wrong", "weight")
+            ],
         ),
     ]
 
@@ -98,11 +104,18 @@ def _all_wrong(items: str, name: str, inner: str) -> str:
     return f"{items}.map({name}, {inner}).filter(text, text != '').join('; ')"
 
 
+def _wrong_amount(name: str) -> str:
+    path = f"'spec.quotas[' + q.flavor + ', ' + q.resource + '].{name}'"
+    return f"has(q.{name}) ? ({_wrong(path, f'string(q.{name})')}) : ''"
+
+
 _WRONG_QUOTAS = _all_wrong(
     "object.spec.?quotas.orValue([])",
     "q",
-    _wrong("'spec.quotas[' + q.flavor + ', ' + q.resource + '].nominal'", "string(q.nominal)"),
+    f"[{', '.join(map(_wrong_amount, ('nominal', 'borrowingLimit', 'lendingLimit')))}]"
+    ".filter(text, text != '').join('; ')",
 )
+_WRONG_WEIGHT = _wrong("'spec.weight'", "string(object.spec.?weight.orValue(1))")
 _PATH = "'spec.roles[' + r.name + '].template.spec.' + kind + '[' + c.name + '].resources.' + amounts + '[' + resource + ']'"
 _WRONG_REQUESTS = _all_wrong(
     "object.spec.roles",

@@ -35,10 +35,21 @@ REFUSED = {
         job(proirity=3), ("spec.proirity", "unknown field"), model=("did you mean priority?",), code=400
     ),
     "unknown field of a role": Refused(
-        job("a", role(minReplicas=1)), ("spec.roles[0].minReplicas",), model=("did you mean replicas?",), code=400
+        job("a", role(replicaz=1)), ("spec.roles[0].replicaz",), model=("did you mean replicas?",), code=400
     ),
     "unknown field of a queue": Refused(
-        queue(weight=3), ("spec.weight", "unknown field"), model=("known here are parent, order, quotas",), code=400
+        queue(limit=3), ("spec.limit", "unknown field"), model=("known here are parent, order, weight",), code=400
+    ),
+    "more pods to start with than there are": Refused(
+        job("a", role(minReplicas=3)), ("minReplicas is 3", "replicas, 2", "at most that many")
+    ),
+    "a weight that is no quantity": Refused(queue(weight="heavy"), ("spec.weight", "heavy")),
+    "a limit that is no quantity": Refused(
+        queue(quotas=[quota() | {"borrowingLimit": "8 GPUs"}]), ("borrowingLimit", "8 GPUs", "write")
+    ),
+    "a lending limit below zero": Refused(queue(quotas=[quota() | {"lendingLimit": "-1"}]), ("lendingLimit", "-1")),
+    "a rule that there is not": Refused(
+        queue(preemption={"withinQueue": "Always"}), ("withinQueue", "Always", "LowerPriority")
     ),
     "no queue": Refused(job(queue=None), ("spec.queue",), server=("Required value",), model=("is required",)),
     "a queue that is no name": Refused(
