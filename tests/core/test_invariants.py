@@ -129,6 +129,20 @@ def in_queue(clock: Watched, queue: str, *, later: bool) -> Sums:
     return result
 
 
+def idle_in_queue(clock: Watched, queue: str) -> Sums:
+    """What is kept free for claims of the queue, for none of their victims has it any more."""
+    world = clock.world
+    result: Sums = Counter()
+    for attempt in world.attempts.values():
+        if not attempt.holds and world.workloads[attempt.uid].queue == queue:
+            mine: Sums = Counter(attempt.quota)
+            for uid, number in attempt.victims:
+                victim = world.attempts.get(uid)
+                mine.subtract(victim.quota if victim is not None and victim.number == number else {})
+            result.update(+mine)
+    return result
+
+
 class ClusterMachine(RuleBasedStateMachine):
     """A small cluster in which anything may happen."""
 
@@ -236,9 +250,10 @@ class ClusterMachine(RuleBasedStateMachine):
             return
         holdings = self.clock.world.holdings
         for name in QUEUES:
-            for tree, later in ((holdings.now, False), (holdings.later, True)):
-                counted_there = {cell: n for cell, n in tree.nodes[name].usage.items() if n}
-                assert counted_there == {cell: n for cell, n in in_queue(self.clock, name, later=later).items() if n}
+            now, later = in_queue(self.clock, name, later=False), in_queue(self.clock, name, later=True)
+            now.update(idle_in_queue(self.clock, name))
+            assert +Counter(holdings.now.nodes[name].usage) == +now
+            assert +Counter(holdings.later.nodes[name].usage) == +later
 
     def attempts(self) -> list[Attempt]:
         return list(self.clock.world.attempts.values()) if hasattr(self, "clock") else []
