@@ -114,7 +114,6 @@ class Engine:
         if moves:
             with metrics.LEDGER_SECONDS.labels("advance").time():
                 applied = await self._ledger.advance(self._epoch, moves, now=now)
-                applied += await self._ledger.advance(self._epoch, turn.unkept(moves, applied), now=now)
             for move in applied:
                 self._take(move, now)
         if leaving:

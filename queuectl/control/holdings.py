@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
+from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
@@ -18,7 +19,9 @@ class Holdings:
         self.now = Tree(())
         self.later = Tree(())
         self._fleet = fleet
+        self.claims: set[str] = set()  # workloads whose room is only promised to them
         self._held: dict[str, tuple[str, Attempt]] = {}  # workload uid → queue, attempt
+        self._idle: dict[str, Idle] = {}  # what of their room is free for the claims already
 
     def plant(self, queues: Mapping[str, Queue], broken: Collection[str]) -> None:
         """Build the trees anew, for queues have changed. A queue that is gone keeps what its attempts hold."""
@@ -27,25 +30,40 @@ class Holdings:
         self.later = self.now.copy()
         for queue, attempt in self._held.values():
             self._count(queue, attempt.quota, +1, now=attempt.holds, later=not attempt.claimed)
+        for uid, idle in self._idle.items():
+            self._count(self._held[uid][0], idle.quota, +1, now=True, later=False)
 
     def add(self, workload: Workload, attempt: Attempt) -> None:
         """Count a new attempt."""
         self._held[attempt.uid] = (workload.queue, attempt)
         self._change(workload.queue, attempt, +1, now=attempt.holds, later=not attempt.claimed)
+        if not attempt.holds:
+            self.claims.add(attempt.uid)
+            self._set_idle(attempt.uid)
+        self._set_idle_of_claimers(attempt)  # when a ledger is loaded, a claim may come before its victims
 
     def update(self, attempt: Attempt) -> None:
         """Count an attempt as it is now: a claim has become a reservation, or somebody has claimed its room."""
         queue, before = self._held[attempt.uid]
         self._held[attempt.uid] = (queue, attempt)
         if attempt.holds and not before.holds:
+            self._drop_idle(attempt.uid)
             self._change(queue, attempt, +1, now=True, later=False)
         if attempt.claimed and not before.claimed:
             self._change(queue, attempt, -1, now=False, later=True)
 
     def remove(self, uid: str) -> None:
         """Stop counting an attempt that has ended."""
+        if uid in self.claims:
+            self._drop_idle(uid)
         queue, attempt = self._held.pop(uid)
         self._change(queue, attempt, -1, now=attempt.holds, later=not attempt.claimed)
+        self._set_idle_of_claimers(attempt)
+
+    def keeps(self, uid: str) -> bool:
+        """Tell whether quotas will hold what is promised to a workload's attempt, once all victims are gone."""
+        queue, attempt = self._held[uid]
+        return all(self.later.nodes[queue].available(cell) >= 0 for cell in attempt.quota)
 
     def running(self, workloads: Mapping[str, Workload]) -> dict[str, list[Running]]:
         """Return who may be taken, by queue: whoever holds room that nobody has claimed yet."""
@@ -86,6 +104,29 @@ class Holdings:
         """Return the ancestors of each queue that has any, nearest first."""
         nodes = [self.now.nodes[name] for name in queues if name in self.now.nodes]
         return {node.name: [above.name for above in node.ancestors()] for node in nodes if node.parent}
+
+    def _set_idle_of_claimers(self, victim: Attempt) -> None:
+        for uid in self.claims:
+            if (victim.uid, victim.number) in self._held[uid][1].victims:
+                self._set_idle(uid)
+
+    def _set_idle(self, uid: str) -> None:
+        """Count what is free for a claim already as if the claim were there."""
+        queue, attempt = self._held[uid]
+        held = [(number, *self._held[victim]) for victim, number in attempt.victims if victim in self._held]
+        there = [(one.placements, one.quota) for number, _, one in held if one.number == number]
+        self._count_idle(queue, self._idle.pop(uid, Idle()), -1)
+        self._idle[uid] = Idle.of(attempt.placements, attempt.quota, there)
+        self._count_idle(queue, self._idle[uid], +1)
+
+    def _drop_idle(self, uid: str) -> None:
+        self.claims.remove(uid)
+        self._count_idle(self._held[uid][0], self._idle.pop(uid), -1)
+
+    def _count_idle(self, queue: str, idle: Idle, sign: int) -> None:
+        for node, requests in idle.nodes.items():
+            self._fleet.reserve(node, requests, sign, later=False)
+        self._count(queue, idle.quota, sign, now=True, later=False)
 
     def _change(self, queue: str, attempt: Attempt, sign: int, *, now: bool, later: bool) -> None:
         for p in attempt.placements:

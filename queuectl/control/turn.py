@@ -3,14 +3,14 @@
 The engine carries it out against Postgres and the API server, the simulator in virtual time.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from queuectl.control.world import World
 from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import next_move
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
+from queuectl.model.lifecycle import Attempt, End, Move, Outcome, Workload
 from queuectl.model.plan import Admission, Plan, Preempt
 from queuectl.model.policy import Amounts
 from queuectl.model.reasons import CAUSES, Reason, why
@@ -61,19 +61,6 @@ def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Mo
         if move is not None:
             moves.append(move)
     return moves, leaving
-
-
-def unkept(moves: Iterable[Move], applied: Collection[Move]) -> list[Move]:
-    """Return the ends of claims that the ledger would not turn into reservations, for room has shrunk meanwhile.
-
-    Their victims have gone; they queue again for what there is now.
-    """
-    end = End(why(Reason.PROMISE_LOST), Outcome.REQUEUE)
-    return [
-        Move(move.uid, move.attempt, AttemptState.ENDING, end)
-        for move in moves
-        if move.to is AttemptState.RESERVED and move not in applied
-    ]
 
 
 def prepare(world: World) -> Cycle:

@@ -229,6 +229,7 @@ class World:
         if self._replant:
             self.holdings.plant(self.queues, broken)
             self._replant = False
+            self.touched |= self.holdings.claims  # quotas may no longer hold what they were promised
         waiting = []
         for uid, job in self.jobs.items():
             workload = self.workloads.get(uid)
@@ -274,6 +275,7 @@ class World:
             pods=self.pods.get((uid, attempt.number), {}),
             places=self._places(attempt),
             victims=[v for v, number in attempt.victims if self._active((v, number))],
+            kept=attempt.holds or self._replant or self.holdings.keeps(uid),
             now=now,
             back_off=self._back_off,
         )
@@ -334,7 +336,7 @@ class World:
         for placement in attempt.placements:
             self._on_node.get(placement.node, set()).discard(workload.uid)
         self._recount(attempt)
-        self.touched |= {a.uid for a in self.attempts.values() if (workload.uid, attempt.number) in a.victims}
+        self.touched |= self.holdings.claims
         if end.why.reason is Reason.MISCONFIGURED:
             self._barred[workload.uid] = attempt.generation
         self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile

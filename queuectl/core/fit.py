@@ -44,6 +44,12 @@ def place(
     return _place_in(fleet, fleet.free((p.node, p.requests, p.pods) for p in gone), roles, flavors)
 
 
+def fits_later(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> bool:
+    """Tell whether every pod would fit once all victims that are on their way out are gone, if there are any."""
+    free = fleet.free_later()
+    return free is not None and not isinstance(_place_in(fleet, free, roles, flavors), Short)
+
+
 def exceeds_cluster(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> Why | None:
     """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
     found = _place_in(fleet, fleet.allocatable().copy(), roles, flavors)

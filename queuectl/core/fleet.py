@@ -107,6 +107,13 @@ class Fleet:
             promised[row, columns] -= amounts
         return room - np.maximum(reserved, promised)
 
+    def free_later(self) -> Matrix | None:
+        """Return the room that nobody will have once all victims are gone; None when none are on their way out."""
+        if not (self._reserved > self._promised).any():
+            return None
+        room: Matrix = np.maximum(self._allocatable - self._others, 0)
+        return room - self._promised
+
     def has_room(
         self, wanted: Iterable[tuple[str, Requests, int]], gone: Iterable[tuple[str, Requests, int]] = ()
     ) -> bool:

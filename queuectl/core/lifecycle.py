@@ -42,6 +42,7 @@ class View:
     places: Mapping[str, Place]  # by node of the attempt
     now: float  # Unix seconds
     victims: Sequence[str] = ()  # workloads that are still in the room that it was promised
+    kept: bool = True  # whether quotas still hold all that is promised to it and others
     back_off: BackOff = BackOff()
 
 
@@ -65,6 +66,7 @@ def next_move(view: View) -> Move | None:
             or _finished(view, job)
             or _pod_fault(view, job)
             or _place_lost(view)
+            or _promise_lost(view)
             or _late(view, job)
         )
     if end is not None:
@@ -167,6 +169,12 @@ def _place_lost(view: View) -> End | None:
             not_before = view.back_off.until(view.now, losses) if losses else 0.0
             lost = why(Reason.PLACE_LOST, node=node, problem=_LOST[place])
             return End(lost, Outcome.REQUEUE, not_before, late=True)
+    return None
+
+
+def _promise_lost(view: View) -> End | None:
+    if view.attempt.state is AttemptState.CLAIMED and not view.kept:
+        return End(why(Reason.PROMISE_LOST), Outcome.REQUEUE)
     return None
 
 

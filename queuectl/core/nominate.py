@@ -81,7 +81,7 @@ class _Search:
             if not isinstance(placed, fit.Short):
                 wait = None if self._fits_now(assignment, ()) else why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)
                 return Entry(self.gang, roles, assignment, placed, wait=wait)
-            short = short or (assignment, self._exceeds(roles, assignment) or placed.because(Reason.WAITING_FOR_NODES))
+            short = short or (assignment, self._short_why(roles, assignment, placed))
             spent = {(placed.role.name, flavor) for flavor in assignment.flavors.get(placed.role.name, {}).values()}
             if spent <= excluded:
                 break
@@ -177,6 +177,13 @@ class _Search:
             return ()
         freed = [placement for gang in gone for placement in gang.placements]
         return fit.place(self.snapshot.fleet, roles, self._flavors(roles, assignment), freed)
+
+    def _short_why(self, roles: Sequence[Role], assignment: Assignment, short: fit.Short) -> Why:
+        """Say why nodes do not hold roles for which there is quota."""
+        exceeds, fleet = self._exceeds(roles, assignment), self.snapshot.fleet
+        if exceeds is None and fleet is not None and fit.fits_later(fleet, roles, self._flavors(roles, assignment)):
+            return why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)  # nobody else has to give way
+        return exceeds or short.because(Reason.WAITING_FOR_NODES)
 
     def _exceeds(self, roles: Sequence[Role], assignment: Assignment) -> Why | None:
         if self.snapshot.fleet is None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
+from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
@@ -56,12 +57,14 @@ class Snapshot:
         for victim in leaving:
             self.later.remove(victim.queue, victim.usage)
         self.later.add(queue, admission.quota)
-        if not leaving:
-            self.tree.add(queue, admission.quota)
+        idle = Idle.of(admission.placements, admission.quota, [(v.placements, v.usage) for v in leaving])
+        self.tree.add(queue, idle.quota)
         if self.fleet is None:
             return
         for victim in leaving:
             for p in victim.placements:
                 self.fleet.reserve(p.node, p.requests, -p.pods, now=False)
         for p in admission.placements:
-            self.fleet.reserve(p.node, p.requests, p.pods, now=not leaving)
+            self.fleet.reserve(p.node, p.requests, p.pods, now=False)
+        for node, requests in idle.nodes.items():
+            self.fleet.reserve(node, requests, 1, later=False)

@@ -28,7 +28,7 @@ class Reason(Enum):
         " short of {short}."
     )
     WAITING_FOR_VICTIMS = "Room is promised to it; waiting for {count} preempted jobs to stop."
-    WAITING_FOR_VICTIMS_OF_OTHERS = "Its quota is still used by preempted jobs that have not stopped yet."
+    WAITING_FOR_VICTIMS_OF_OTHERS = "Room for it is still used by preempted jobs that have not stopped yet."
     # starting and running
     ADMITTED = "Capacity for {pods} pods is reserved on {nodes} nodes; they are being created."
     STARTING = "All {pods} pods were ungated together and are being bound."
@@ -38,7 +38,7 @@ class Reason(Enum):
     PODS_READY_TIMEOUT = "{ready} of {pods} pods were ready {seconds} s after the start."
     PODS_REFUSED = "The API server refused pod {pod}: {problem}"
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."
-    PROMISE_LOST = "The room that was promised to it has become less, and no longer holds it."
+    PROMISE_LOST = "The quota out of which room was promised to it has become less, and no longer holds it."
     NODE_LOST = "Node {node} is gone."
     POD_LOST = "Pod {pod} was removed by others."
     POD_FAILED = "Pod {pod} failed with exit code {code}."

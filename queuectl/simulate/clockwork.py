@@ -16,12 +16,16 @@ from queuectl.simulate.accounts import Accounts, OverbookedError
 from queuectl.simulate.cluster import Cluster
 from queuectl.simulate.form import EventForm, JobForm, Scenario
 
-MAX_ROUNDS = 2_000  # in one instant
+MAX_ROUNDS = 500  # in one instant; a round admits hundreds
 MAX_INSTANTS = 100_000
 
 PREEMPTED = "Preempted"
 REQUEUED = "Requeued"
 RUNNING = "Running"
+
+
+class RestlessError(Exception):
+    """Decisions follow upon decisions without end. A defect, never the user's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ class Clockwork:
                 heapq.heappop(self._agenda)[2]()
             try:
                 self.settle()
-            except OverbookedError as error:
+            except (OverbookedError, RestlessError) as error:
                 self.result.faults.append(f"{self.now:g} s: {error}")
                 break
             if self.now in self._look_at:
@@ -133,15 +137,14 @@ class Clockwork:
         return {uid: self._state(workload) for uid, workload in workloads.items()}
 
     def settle(self) -> None:
-        """Let the controller do all that is due now. Raises OverbookedError."""
+        """Let the controller do all that is due now. Raises OverbookedError or RestlessError."""
         self.world.touched |= self.world.overdue(self.now)
         for _ in range(MAX_ROUNDS):
             self._round()
             if not (self.world.touched or self.world.changes or self._reported or self._plan_again):
                 break
         else:
-            self.result.faults.append(f"{self.now:g} s: no rest after {MAX_ROUNDS} rounds")
-            self._until = self.now
+            raise RestlessError(f"no rest after {MAX_ROUNDS} rounds")
         self._tell_waits()
 
     def restart(self) -> None:
@@ -167,8 +170,7 @@ class Clockwork:
     def _round(self) -> None:
         reported, self._reported = self._reported, {}
         moves, leaving = turn.due(self.world, reported, self.now)
-        applied = [move for move in moves if self._move(move)]
-        for move in turn.unkept(moves, applied):
+        for move in moves:
             self._move(move)
         for uid, end in leaving.items():
             self._log(uid, "Deleted", end.why)
@@ -186,10 +188,10 @@ class Clockwork:
             self._keep_finished()
             self.cluster.forget(uid)
 
-    def _move(self, move: Move) -> bool:
+    def _move(self, move: Move) -> None:
         before = self.world.attempts[move.uid]
         if move.to is AttemptState.RESERVED and not self.accounts.arrive(before):
-            return False
+            return
         self.world.moved(move, self.now)
         self._steps[move.uid] = None
         match move.to:
@@ -203,21 +205,20 @@ class Clockwork:
             case AttemptState.ENDED:
                 self.accounts.end(before)
                 self._log_end(move.uid, before.end)
-        return True
 
     def _cycle(self) -> None:
         self._plan_again = False
         cycle = turn.prepare(self.world)
         self.accounts.observe(cycle)
         decided = turn.decide(self.world, cycle, self.now)
+        for preempt, generation, ends in decided.preemptions:
+            self._claim(self._attempt(preempt.admission, generation, victims=ends), ends)
         for admission, generation in decided.admissions:
             attempt = self._attempt(admission, generation)
             self.accounts.begin(attempt, self.world.workloads[attempt.uid].queue)
             self.world.admitted(attempt)
             self._steps[attempt.uid] = None
             self._log(attempt.uid, "Admitted", self._state(self.world.workloads[attempt.uid]).why, "Admitted")
-        for preempt, generation, ends in decided.preemptions:
-            self._claim(self._attempt(preempt.admission, generation, victims=ends), ends)
         self._plan_again = turn.plan_again(self.world, decided.plan, ())
         self.world.plan = decided.plan
 

@@ -1,0 +1,286 @@
+"""Any history of a virtual cluster keeps the promises of the design: the decisions are checked by counting anew."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from queuectl.core.cycle import pending_key
+from queuectl.model.lifecycle import Attempt, AttemptState, End, WorkloadState
+from queuectl.model.objects import QueueOrder
+from queuectl.model.policy import Within
+from queuectl.model.reasons import Reason
+from queuectl.simulate.clockwork import Clockwork
+from queuectl.simulate.form import GPU, EventForm, JobForm, QuotaEdit, read
+from tests.support.virtual import FLAVORS, QUEUES, clusters, jobs
+
+PASSED = {Reason.EXCEEDS_MAX_QUOTA, Reason.NO_MATCHING_FLAVOR, Reason.HELD, Reason.BACK_OFF}
+HOPELESS = {Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_CLUSTER, Reason.NO_MATCHING_FLAVOR}
+Sums = Counter[tuple[str, str]]
+Cell = tuple[str, str]
+
+
+class Watched(Clockwork):
+    """Looks at each decision when it is made."""
+
+    def _cycle(self) -> None:
+        before = dict(self.world.attempts)
+        self.taken: list[tuple[str, set[Cell]]] = []  # queue of a victim of another queue, where room was lacking
+        self.used = {queue: in_queue(self, queue, later=True) for queue in self.world.queues}
+        super()._cycle()
+        for uid in self.world.attempts.keys() - before.keys():
+            self._assert_it_passed_nobody(uid)
+            self.used[self.world.workloads[uid].queue].update(self.world.attempts[uid].quota)
+        for queue, cells in self.taken:
+            own = self.world.queues[queue].nominal
+            assert any(self.used[queue][cell] > own.get(cell, 0) for cell in cells), f"{queue} uses only what it owns"
+
+    def _assert_it_passed_nobody(self, uid: str) -> None:
+        """Of a strict queue, only those who can't start whatever ends are passed."""
+        world = self.world
+        mine = world.workloads[uid]
+        if world.queues[mine.queue].order is not QueueOrder.STRICT_FIFO:
+            return
+        for other in world.workloads.values():
+            waits = other.state is WorkloadState.QUEUED and other.queue == mine.queue and other.uid in world.plan.waits
+            if waits and pending_key(world._gang(world.jobs[other.uid], other)) < pending_key(
+                world._gang(world.jobs[uid], mine)
+            ):
+                assert world.plan.waits[other.uid].reason in PASSED, (other, mine)
+
+    def _claim(self, attempt: Attempt, ends: Mapping[str, End]) -> None:
+        world = self.world
+        mine = world.workloads[attempt.uid]
+        victims = [world.attempts[uid] for uid in ends]
+        assert victims
+        assert all(victim.holds and not victim.claimed for victim in victims), "two preemptors share no victim"
+        for victim in victims:
+            theirs = world.workloads[victim.uid]
+            if theirs.queue == mine.queue:
+                newer = theirs.submitted_at >= mine.submitted_at
+                equal = world.queues[mine.queue].preemption.within_queue is Within.LOWER_OR_NEWER_EQUAL_PRIORITY
+                assert theirs.priority < mine.priority or (equal and newer and theirs.priority == mine.priority)
+            else:
+                self.taken.append((theirs.queue, set(attempt.quota)))
+        super()._claim(attempt, ends)
+        # With the victims gone it fits, on nodes and in quotas.
+        room, on_node = self.node_room(), on_nodes(self, later=True)
+        assert all(on_node[key] <= room[key] for key in node_parts(attempt))
+        for queue in self.line(mine.queue):
+            used = in_queue(self, queue, later=True)
+            assert all(used[cell] <= self.most(queue, cell) for cell in attempt.quota), queue
+
+    def line(self, queue: str) -> list[str]:
+        result = [queue]
+        while parent := self.world.queues[result[-1]].parent:
+            result.append(parent)
+        return result
+
+    def below(self, queue: str) -> list[str]:
+        return [name for name in self.world.queues if queue in self.line(name)]
+
+    def owned(self, queue: str) -> Sums:
+        result: Sums = Counter()
+        for name in self.below(queue):
+            result.update(self.world.queues[name].nominal)
+        return result
+
+    def most(self, queue: str, cell: tuple[str, str]) -> int:
+        """What the queue and all below it may use at most."""
+        root = self.line(queue)[-1]
+        limit = self.world.queues[queue].quotas.get(cell)
+        borrowing = limit.borrowing_limit if limit else None
+        everything = self.owned(root)[cell]
+        return (
+            everything if borrowing is None or queue == root else min(everything, self.owned(queue)[cell] + borrowing)
+        )
+
+    def node_room(self) -> Sums:
+        return Counter({(name, GPU): self.world.fleet.room(name)[GPU] for name in self.world.fleet.node_names()})
+
+
+def node_parts(attempt: Attempt) -> Sums:
+    parts: Sums = Counter()
+    for p in attempt.placements:
+        parts[p.node, GPU] += p.pods * dict(p.requests)[GPU]
+    return parts
+
+
+def counted(clock: Watched, *, later: bool) -> Iterator[Attempt]:
+    return (a for a in clock.world.attempts.values() if (not a.claimed if later else a.holds))
+
+
+def on_nodes(clock: Watched, *, later: bool) -> Sums:
+    result: Sums = Counter()
+    for attempt in counted(clock, later=later):
+        result.update(node_parts(attempt))
+    return result
+
+
+def in_queue(clock: Watched, queue: str, *, later: bool) -> Sums:
+    result: Sums = Counter()
+    below = set(clock.below(queue))
+    for attempt in counted(clock, later=later):
+        if clock.world.workloads[attempt.uid].queue in below:
+            result.update(attempt.quota)
+    return result
+
+
+def idle_in_queue(clock: Watched, queue: str) -> Sums:
+    """What is kept free for claims of the queue, for none of their victims has it any more."""
+    world = clock.world
+    result: Sums = Counter()
+    for attempt in world.attempts.values():
+        if not attempt.holds and world.workloads[attempt.uid].queue == queue:
+            mine: Sums = Counter(attempt.quota)
+            for uid, number in attempt.victims:
+                victim = world.attempts.get(uid)
+                mine.subtract(victim.quota if victim is not None and victim.number == number else {})
+            result.update(+mine)
+    return result
+
+
+class ClusterMachine(RuleBasedStateMachine):
+    """A small cluster in which anything may happen."""
+
+    @initialize(cluster=clusters())
+    def begin(self, cluster: dict[str, Any]) -> None:
+        self.clock = Watched(read(cluster))
+        self.forms = {form.name: form for form in read(cluster).queues}
+        self.nodes = [node["name"] for node in cluster["nodes"]]
+        self.submitted = 0
+        self.before: dict[str, Sums] = {}
+        self.nodes_before: Sums = Counter()
+        self.clock.settle()
+
+    def happens(self, verb: str, value: Any) -> None:
+        self.clock._happen(EventForm.model_validate({"at": self.clock.now, verb: value}))
+        self.clock.settle()
+
+    def job(self, number: int) -> str:
+        return f"j{number % self.submitted}"
+
+    @rule(job=jobs("j"))
+    def submit(self, job: dict[str, Any]) -> None:
+        job = {**job, "name": f"j{self.submitted}"}
+        self.submitted += 1
+        self.clock._submit(JobForm.model_validate(job), job["name"])
+        self.clock.settle()
+
+    @rule(batch=st.lists(jobs("j"), min_size=3, max_size=6), seconds=st.sampled_from([0, 1, 5]))
+    def submit_more(self, batch: list[dict[str, Any]], seconds: int) -> None:
+        for job in batch:
+            self.submit(job)
+            self.wait(seconds)
+
+    @rule(batch=st.lists(jobs("j"), min_size=2, max_size=4))
+    def submit_together(self, batch: list[dict[str, Any]]) -> None:
+        for job in batch:
+            self.clock._submit(JobForm.model_validate({**job, "name": f"j{self.submitted}"}), f"j{self.submitted}")
+            self.submitted += 1
+        self.clock.settle()
+
+    @rule(seconds=st.sampled_from([1, 3, 10, 60]))
+    def wait(self, seconds: int) -> None:
+        self.clock._until = self.clock.now + seconds
+        self.clock.run()
+        self.clock.now = self.clock._until
+
+    @precondition(lambda self: self.submitted)
+    @rule(number=st.integers(0, 40), verb=st.sampled_from(["finish", "finish", "fail", "delete", "hold", "release"]))
+    def to_a_job(self, number: int, verb: str) -> None:
+        self.happens(verb, self.job(number))
+
+    @rule(number=st.integers(0, 5), verb=st.sampled_from(["nodeDown", "nodeUp", "nodeUp", "cordon", "uncordon"]))
+    def to_a_node(self, number: int, verb: str) -> None:
+        self.happens(verb, self.nodes[number % len(self.nodes)])
+
+    @rule(queue=st.sampled_from(QUEUES), flavor=st.sampled_from(FLAVORS), nominal=st.integers(0, 4))
+    def set_quota(self, queue: str, flavor: str, nominal: int) -> None:
+        if any(quota.flavor == flavor for quota in self.forms[queue].quotas or ()):
+            edit = QuotaEdit(queue=queue, flavor=flavor, resource=GPU, nominal=nominal)
+            self.happens("setQuota", edit.model_dump(by_alias=True, exclude_none=True))
+
+    @rule()
+    def restart(self) -> None:
+        self.happens("controllerRestart", True)  # noqa: FBT003 - a field's value
+
+    @invariant()
+    def no_defect_has_shown(self) -> None:
+        if hasattr(self, "clock"):
+            assert self.clock.result.faults == []
+
+    @invariant()
+    def a_gang_runs_whole_or_not_at_all(self) -> None:
+        for attempt in self.attempts():
+            pods = self.clock.world.pods.get((attempt.uid, attempt.number), {})
+            wanted = sum(placement.pods for placement in attempt.placements)
+            if attempt.state in {AttemptState.UNGATED, AttemptState.RUNNING}:
+                assert len(pods) == wanted
+                assert all(pod.node for pod in pods.values())
+            elif attempt.state is not AttemptState.ENDING:
+                assert not any(pod.node for pod in pods.values())
+            job = self.clock.world.jobs.get(attempt.uid)
+            for role in job.gang.roles if job else ():
+                placed = sum(p.pods for p in attempt.placements if p.role == role.name)
+                assert (role.pods if role.least is None else role.least) <= placed <= role.pods
+
+    @invariant()
+    def nothing_is_booked_beyond_its_room(self) -> None:
+        """What is there may be more than the room only when the room has shrunk; then it does not grow."""
+        if not hasattr(self, "clock"):
+            return
+        room = self.clock.node_room()
+        used = on_nodes(self.clock, later=False)
+        assert all(amount <= max(room[key], self.nodes_before[key]) for key, amount in used.items())
+        self.nodes_before = used
+        for queue in self.clock.world.queues:
+            used = in_queue(self.clock, queue, later=False)
+            before = self.before.get(queue, Counter())
+            for cell, amount in used.items():
+                assert amount <= max(self.clock.most(queue, cell), before[cell]), (queue, cell)
+            self.before[queue] = used
+
+    @invariant()
+    def what_is_counted_in_memory_is_what_is_held(self) -> None:
+        if not hasattr(self, "clock"):
+            return
+        holdings = self.clock.world.holdings
+        for name in QUEUES:
+            now, later = in_queue(self.clock, name, later=False), in_queue(self.clock, name, later=True)
+            now.update(idle_in_queue(self.clock, name))
+            assert +Counter(holdings.now.nodes[name].usage) == +now
+            assert +Counter(holdings.later.nodes[name].usage) == +later
+
+    def attempts(self) -> list[Attempt]:
+        return list(self.clock.world.attempts.values()) if hasattr(self, "clock") else []
+
+    def teardown(self) -> None:
+        """All nodes come back, nothing is held: whoever could ever start does, as the others end."""
+        if not hasattr(self, "clock"):
+            return
+        clock = self.clock
+        for node in self.nodes:
+            self.happens("nodeUp", node)
+            self.happens("uncordon", node)
+        for number in range(self.submitted):
+            self.happens("release", f"j{number}")
+        for _ in range(self.submitted + 1):
+            self.wait(400)
+            for uid in list(clock.world.attempts):
+                self.happens("finish", uid)
+        self.wait(400)
+        for uid, state in clock.states().items():
+            reason = clock.world.plan.waits[uid].reason if state.phase == "Pending" else None
+            assert reason in HOPELESS | {None, Reason.BEHIND_HEAD}, (uid, state)
+        assert clock.world.attempts == {}
+        assert not any(on_nodes(clock, later=True).values())
+
+
+ClusterMachine.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestAnyHistory = ClusterMachine.TestCase

@@ -1,0 +1,95 @@
+"""Random cohorts and jobs for virtual clusters, small enough to collide at every step."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from queuectl.model.policy import FairRule, Prefer, Reclaim, Stop, Within
+from queuectl.simulate.form import GPU
+
+FLAVORS = ["red", "blue"]
+QUEUES = ["a", "b", "c", "d"]
+limit = st.one_of(st.none(), st.integers(0, 4))
+
+
+@st.composite
+def quotas(draw: st.DrawFn, *, limits: bool) -> list[dict[str, Any]]:
+    flavors = draw(st.sampled_from([["red"], ["blue"], ["red", "blue"], ["blue", "red"]]))
+    result = []
+    for flavor in flavors:
+        quota: dict[str, Any] = {"flavor": flavor, "resource": GPU, "nominal": draw(st.integers(0, 6))}
+        if limits:
+            quota |= {"borrowingLimit": draw(limit), "lendingLimit": draw(limit)}
+        result.append(quota)
+    return result
+
+
+@st.composite
+def preemption(draw: st.DrawFn) -> dict[str, Any]:
+    rules: dict[str, Any] = {
+        "withinQueue": draw(st.sampled_from(Within)).value,
+        "reclaimFromCohort": draw(
+            st.sampled_from([Reclaim.ANY, Reclaim.ANY, Reclaim.LOWER_PRIORITY, Reclaim.NEVER])
+        ).value,
+    }
+    if rules["reclaimFromCohort"] != Reclaim.NEVER.value and draw(st.booleans()):
+        rules["borrowWithinCohort"] = draw(st.sampled_from([{}, {"maxPriority": 1}]))
+    return rules
+
+
+@st.composite
+def leaves(draw: st.DrawFn, name: str, above: list[str]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "parent": draw(st.sampled_from(above)),
+        "order": draw(st.sampled_from(["BestEffortFIFO", "BestEffortFIFO", "StrictFIFO"])),
+        "weight": draw(st.sampled_from([None, "1", "2", "500m"])),
+        "preemption": draw(preemption()),
+        "quotas": draw(quotas(limits=True)),
+        "flavorChoice": {
+            "whenCanBorrow": draw(st.sampled_from(Stop)).value,
+            "whenCanPreempt": draw(st.sampled_from(Stop)).value,
+            "prefer": draw(st.sampled_from(Prefer)).value,
+        },
+    }
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> dict[str, Any]:
+    """Return nodes, flavors, a tree of queues and a policy, in the form of scenarios."""
+    nodes = [
+        {"name": f"{flavor}-{i}", "gpus": draw(st.integers(2, 6)), "labels": {"color": flavor}}
+        for flavor in FLAVORS
+        for i in range(draw(st.integers(1, 3)))
+    ]
+    roots = ["r1", "r2"][: draw(st.integers(1, 2))]
+    queues: list[dict[str, Any]] = [
+        {"name": root, "quotas": draw(st.one_of(st.none(), quotas(limits=False)))} for root in roots
+    ]
+    above = list(roots)
+    if draw(st.booleans()):
+        queues.append({"name": "mid", "parent": draw(st.sampled_from(roots)), "quotas": draw(quotas(limits=True))})
+        above.append("mid")
+    queues += [draw(leaves(name, above)) for name in QUEUES]
+    fair = draw(st.sampled_from([[], [], [FairRule.FINAL, FairRule.INITIAL], [FairRule.FINAL], [FairRule.INITIAL]]))
+    return {
+        "nodes": nodes,
+        "flavors": [{"name": flavor, "nodeLabels": {"color": flavor}} for flavor in FLAVORS],
+        "queues": queues,
+        "policy": {"fairSharing": [rule.value for rule in fair]},
+    }
+
+
+@st.composite
+def jobs(draw: st.DrawFn, name: str) -> dict[str, Any]:
+    """Return a job in the form of scenarios, without a time."""
+    pods = draw(st.integers(1, 3))
+    return {
+        "name": name,
+        "queue": draw(st.sampled_from(QUEUES)),
+        "priority": draw(st.integers(0, 2)),
+        "pods": pods,
+        "minPods": draw(st.sampled_from([None, None, 1])),
+        "gpus": draw(st.integers(1, 2)),
+        "grace": draw(st.sampled_from([0, 0, 1, 7])),
+    }
