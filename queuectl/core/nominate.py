@@ -74,14 +74,16 @@ class _Search:
         if not any(flavor in self.snapshot.flavors for flavor, _ in self.queue.quotas):
             return Entry(self.gang, roles, Assignment(), wait=self._no_flavor(_wanted(self.queue, roles)[0], ""))
         excluded: set[tuple[str, str]] = set()  # role and flavor whose nodes are too few
-        short: tuple[Assignment, Why] | None = None  # the first that quota allows and nodes don't
+        short: tuple[Assignment, Why] | None = None  # the first, or best, that quota allows and nodes don't
         assignment = self._assign(roles, excluded)
         while assignment.mode is Mode.FIT:
             placed = self._place(roles, assignment, ())
             if not isinstance(placed, fit.Short):
                 wait = None if self._fits_now(assignment, ()) else why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)
                 return Entry(self.gang, roles, assignment, placed, wait=wait)
-            short = short or (assignment, self._short_why(roles, assignment, placed))
+            reason = self._short_why(roles, assignment, placed)
+            if short is None or (short[1].reason is Reason.EXCEEDS_CLUSTER and reason.reason is not short[1].reason):
+                short = (assignment, reason)
             spent = {(placed.role.name, flavor) for flavor in assignment.flavors.get(placed.role.name, {}).values()}
             if spent <= excluded:
                 break

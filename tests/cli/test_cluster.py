@@ -12,7 +12,7 @@ from tests.support.stage import GPU, Stage
 async def test_queues_show_what_waits_runs_and_is_used(live: Stage, staged: Commands) -> None:
     await live.nodes(2)
     root = await live.queue(16)
-    child = await live.queue(8, "child", parent=root, order="StrictFIFO")
+    child = await live.queue(0, "child", parent=root, order="StrictFIFO")
     await live.submit("runs", 1, 8)
     await live.submit("waits", 2, 8)
     await live.until_phase("runs", "Running")

@@ -127,7 +127,7 @@ async def test_a_kubeconfig_that_does_not_exist(tmp_path: Path) -> None:
         (["cancel"], "give the names of jobs, or --all, or -l"),
         (["cancel", "llm", "--all"], "give the names of jobs, or --all, or -l"),
         (["submit"], "Missing option"),
-        (["submit", "-f", "no-such-file"], "-f no-such-file: No such file or directory; name a file, or -"),
+        (["submit", "-f", "no-such-file"], "no-such-file: No such file or directory; name a file, or -"),
         (["describe"], "Missing argument"),
     ],
 )
