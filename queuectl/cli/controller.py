@@ -36,10 +36,18 @@ def run(
     settings = _settings(kubeconfig=kubeconfig, database_url=database_url, data=data, host=host, port=port)
     _log(settings.log_format)
     with _database(settings) as url:
+        from queuectl.store.engine import WrongCluster
         from queuectl.store.migrate import upgrade
 
         upgrade(url)
-        asyncio.run(_run(settings, url))
+        try:
+            asyncio.run(_run(settings, url))
+        except WrongCluster as error:
+            if settings.database_url:
+                raise
+            raise CommandError(
+                f"{error}, name another folder with --data, or remove {settings.data}", Exit.REFUSED
+            ) from error
 
 
 @db.command("upgrade")

@@ -229,7 +229,13 @@ class Reporter:
                     pending=waiting[name],
                     running=active[name],
                     used=self._world.holdings.used,
-                    problem=broken.get(name, ""),
+                    problem=broken.get(name) or self._missing_flavors(queue),
                     now=self._now(),
                 ),
             )
+
+    def _missing_flavors(self, queue: Queue) -> str:
+        missing = sorted({flavor for flavor, _ in queue.quotas} - self._world.flavors.keys())
+        return (
+            f"ResourceFlavor {', '.join(missing)} does not exist; create it or correct spec.quotas" if missing else ""
+        )

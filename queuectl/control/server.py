@@ -48,6 +48,7 @@ def bind(host: str, port: int) -> socket.socket:
     result = socket.socket(family)
     result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     result.bind((host, port))
+    result.listen(128)  # two sockets may bind to one port, and only one may listen
     return result
 
 

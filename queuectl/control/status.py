@@ -17,8 +17,8 @@ Status = dict[str, Any]
 def phase(workload: Workload, attempt: Attempt | None) -> str:
     """Return where the workload is, in one word."""
     if workload.state is WorkloadState.FINISHED:
-        succeeded = workload.last_end is not None and workload.last_end.outcome is Outcome.SUCCEEDED
-        return "Succeeded" if succeeded else "Failed"
+        outcome = workload.last_end.outcome if workload.last_end else Outcome.FAILED
+        return {Outcome.SUCCEEDED: "Succeeded", Outcome.DELETED: "Stopping"}.get(outcome, "Failed")
     if attempt is None:
         return "Pending"
     words = {AttemptState.CLAIMED: "Pending", AttemptState.RUNNING: "Running", AttemptState.ENDING: "Stopping"}
@@ -68,7 +68,7 @@ def desired(
         "observedGeneration": job.generation,
         "attempt": workload.attempt,
         "failures": workload.failures,
-        "pods": f"{ready(pods.values()) if attempt else 0}/{wanted}",
+        "pods": f"{ready(pods.values()) if attempt or workload.state is WorkloadState.FINISHED else 0}/{wanted}",
         "queuePosition": position if attempt is None and workload.state is WorkloadState.QUEUED else None,
         "assignments": [
             {"role": p.role, "flavor": p.flavor, "node": p.node, "pods": p.pods} for p in attempt.placements
@@ -86,7 +86,7 @@ def desired(
 
 def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why, now: float) -> list[dict[str, Any]]:
     """Return the conditions of a job."""
-    finished = workload.state is WorkloadState.FINISHED
+    finished = workload.state is WorkloadState.FINISHED and phase(workload, attempt) != "Stopping"
     running = attempt is not None and attempt.state is AttemptState.RUNNING
     told = [
         ("QuotaReserved", attempt is not None and attempt.holds, cause),

@@ -212,9 +212,13 @@ class World:
             if job is None or (job.deleting and known is None):
                 continue
             gang = job.gang
+            if known is None and job.status.get("phase") in {"Succeeded", "Failed"}:
+                continue  # it ended under a ledger that is lost
             if known is None:
                 self._seq += 1
                 known = Workload(uid, gang.namespace, gang.name, "", 0, gang.submitted_at, self._seq)
+                # Pods of attempts that only a lost ledger knew must not pass for those of the next.
+                known = replace(known, attempt=int(job.status.get("attempt") or 0))
             elif known.state is not WorkloadState.QUEUED:
                 continue
             workload = replace(known, queue=gang.queue, priority=self._priority(job))

@@ -81,9 +81,7 @@ class _Search:
             if not isinstance(placed, fit.Short):
                 wait = None if self._fits_now(assignment, ()) else why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)
                 return Entry(self.gang, roles, assignment, placed, wait=wait)
-            reason = self._short_why(roles, assignment, placed)
-            if short is None or (short[1].reason is Reason.EXCEEDS_CLUSTER and reason.reason is not short[1].reason):
-                short = (assignment, reason)
+            short = _more_hopeful(short, (assignment, self._short_why(roles, assignment, placed)))
             spent = {(placed.role.name, flavor) for flavor in assignment.flavors.get(placed.role.name, {}).values()}
             if spent <= excluded:
                 break
@@ -265,6 +263,13 @@ class _Search:
             used=format_quantity(resource, self.node.usage.get((flavor, resource), 0)),
             nominal=format_quantity(resource, self.node.quota((flavor, resource)).nominal),
         )  # fmt: skip
+
+
+def _more_hopeful(one: tuple[Assignment, Why] | None, other: tuple[Assignment, Why]) -> tuple[Assignment, Why]:
+    """Return the one that time can help; the first if that is both or none."""
+    if one is None or (one[1].reason is Reason.EXCEEDS_CLUSTER and other[1].reason is not Reason.EXCEEDS_CLUSTER):
+        return other
+    return one
 
 
 def _wanted(queue: Queue, roles: Sequence[Role]) -> list[Wanted]:

@@ -77,7 +77,7 @@ async def submissions(connection: AsyncConnection, workloads: Sequence[Workload]
     """Write new workloads, and the queue and priority of those that still wait."""
     if not workloads:
         return
-    columns = ["uid", "namespace", "name", "queue", "priority", "submitted_at", "seq"]
+    columns = ["uid", "namespace", "name", "queue", "priority", "submitted_at", "seq", "attempt"]
     # By uid, the last one counts: one statement may touch a row only once.
     rows = {workload.uid: {name: getattr(workload, name) for name in columns} for workload in workloads}
     given = rowset(
@@ -89,6 +89,7 @@ async def submissions(connection: AsyncConnection, workloads: Sequence[Workload]
         priority=BigInteger,
         submitted_at=Float(53),
         seq=BigInteger,
+        attempt=BigInteger,
     )
     values = [func.to_timestamp(given.c[name]) if name == "submitted_at" else given.c[name] for name in columns]
     statement = insert(tables.workload).from_select(columns, select(*values).order_by(given.c.uid))

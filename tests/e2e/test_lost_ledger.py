@@ -1,0 +1,25 @@
+"""A ledger that is lost, or restored from before."""
+
+from tests.support.databases import Databases
+from tests.support.stage import Stage
+
+
+async def test_a_lost_ledger_runs_nothing_twice(stage: Stage, postgres: Databases) -> None:
+    """What has ended stays ended, and pods of the past don't pass for those of a new attempt."""
+    await stage.nodes(2)
+    await stage.queue(16)
+    first = stage.controller()
+    first.start()
+    await stage.submit("ended", 1, 8, run_seconds=1)
+    await stage.submit("runs", 1, 8)
+    ended = await stage.until_phase("ended", "Succeeded")
+    await stage.until_phase("runs", "Running")
+    first.kill()
+    with postgres.migrated() as fresh:
+        second = stage.controller("b", env={"DATABASE_URL": fresh})
+        second.start()
+        runs = await stage.until_job("runs", lambda s: s["attempt"] == 2 and s["phase"] == "Running", "runs anew")
+        assert runs["status"]["attempt"] == 2
+        assert await stage.get_job("ended") == ended
+        assert {pod["metadata"]["name"] for pod in await stage.pods("ended")} == {"ended-worker-1-0"}
+        second.stop()
