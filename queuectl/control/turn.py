@@ -108,13 +108,17 @@ def claims(decided: Decided, claimed: Sequence[Attempt]) -> list[tuple[Attempt, 
 
 
 def plan_again(world: World, decided: Plan, refused: Collection[str]) -> bool:
-    """Tell whether another cycle is due at once; the ledger is told anew what it seems not to know."""
+    """Tell whether another cycle is due at once; the ledger is told anew what it seems not to know.
+
+    It is also due when somebody started while others wait: shares have changed, and with them who may take from
+    whom and what is lacking.
+    """
     admissions = (*decided.admissions, *(preempt.admission for preempt in decided.preemptions))
     for admission in admissions:
         if admission.uid in refused:
             world.changes.nodes |= {placement.node for placement in admission.placements}
             world.changes.queues.add(world.workloads[admission.uid].queue)
-    return bool(refused) or any(wait.reason is Reason.PENDING for wait in decided.waits.values())
+    return bool(refused) or bool(admissions and decided.waits)
 
 
 def _ends(world: World, preempt: Preempt) -> dict[str, End]:
