@@ -57,7 +57,6 @@ def desired(
 ) -> Status:
     """Return the whole status; fields without a value are left out."""
     cause = reason(workload, attempt, wait)
-    wanted = sum(role.pods for role in job.gang.roles)
     end = attempt.end if attempt and attempt.end else workload.last_end
     running_at = attempt.running_at if attempt else None
     before = job.status
@@ -68,7 +67,7 @@ def desired(
         "observedGeneration": job.generation,
         "attempt": workload.attempt,
         "failures": workload.failures,
-        "pods": f"{ready(pods.values()) if attempt or workload.state is WorkloadState.FINISHED else 0}/{wanted}",
+        "pods": _pods(job, workload, attempt, pods),
         "queuePosition": position if attempt is None and workload.state is WorkloadState.QUEUED else None,
         "assignments": [
             {"role": p.role, "flavor": p.flavor, "node": p.node, "pods": p.pods} for p in attempt.placements
@@ -82,6 +81,15 @@ def desired(
         "conditions": conditions(job, workload, attempt, cause, now),
     }
     return {key: value for key, value in status.items() if value is not None}
+
+
+def _pods(job: Job, workload: Workload, attempt: Attempt | None, pods: Mapping[PodKey, Pod]) -> str:
+    """Return pods ready of pods wanted; of a finished job as they were at its end, whoever cleans up later."""
+    finished = workload.state is WorkloadState.FINISHED
+    if finished and job.status.get("phase") in {"Succeeded", "Failed"} and "pods" in job.status:
+        return str(job.status["pods"])
+    count = ready(pods.values()) if attempt or finished else 0
+    return f"{count}/{sum(role.pods for role in job.gang.roles)}"
 
 
 def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why, now: float) -> list[dict[str, Any]]:

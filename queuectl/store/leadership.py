@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from queuectl.store.engine import Fenced, transaction
@@ -72,8 +73,11 @@ class Leadership:
             },
             where=or_(leadership.c.expires_at <= clock, leadership.c.holder == self._holder),
         )
-        async with transaction(self._engine, limit=self._ttl) as connection:
-            epoch = await connection.scalar(statement.returning(leadership.c.epoch))
+        try:
+            async with transaction(self._engine, limit=self._ttl) as connection:
+                epoch = await connection.scalar(statement.returning(leadership.c.epoch))
+        except IntegrityError:
+            return None  # of two candidates for a lead that nobody has had yet, the other was faster
         return None if epoch is None else self._term(epoch, started)
 
     async def renew(self, epoch: int) -> Term | None:
