@@ -26,7 +26,7 @@ from queuectl.kube.parts import (
     list_map,
 )
 from queuectl.model.objects import QueueOrder
-from queuectl.model.policy import Prefer, Reclaim, Stop, Within
+from queuectl.model.policy import OverQuota, Prefer, Reclaim, Stop, StopPolicy, VictimChoice, Within
 
 __all__ = [
     "KINDS",
@@ -41,6 +41,7 @@ MAX_PODS = 10_000  # of one gang: the ledger writes its reservations in one boun
 MAX_NAME_AND_ROLE = 49  # pods are named <job>-<role>-<attempt>-<index>, which must fit a label's 63 characters
 MAX_SPEC_BYTES = 1_000_000  # etcd stores 1.5 MiB an object; the rest is for status and managed fields
 MAX_PRIORITY = 1_000_000_000  # as for PriorityClasses that users may create
+MAX_SECONDS = 10 * 366 * 86_400
 INT32 = 2**31 - 1
 GPU_RESOURCE = "^[^/]*/(mig-|.*gpu)"  # what is_gpu tells, for CEL
 
@@ -182,6 +183,11 @@ class TrainingJobSpec(Part):
         None, ge=1, description="Seconds that the job may run, after which it is stopped and fails."
     )
     hold: StrictBool = Field(False, description="Whether the job waits until it is released.")  # noqa: FBT003
+    preemptible: StrictBool = Field(
+        True,  # noqa: FBT003
+        description="Whether others may preempt the job. A job that is not preemptible never borrows: it waits for"
+        " its queue's own quota.",
+    )
     ttl_seconds_after_finished: Int32 | None = Field(
         None, ge=0, le=INT32, description="Seconds after its end at which the job is deleted; never when absent."
     )
@@ -325,6 +331,20 @@ class PreemptionRules(Part):
     borrow_within_cohort: BorrowWithinCohort | None = Field(
         None, description="Set to also take lower priorities of other queues while the job's own queue borrows."
     )
+    victims: VictimChoice = Field(
+        VictimChoice.LEAST_WORK_LOST,
+        description="Of those that may be taken, whom: who loses the least work since the last checkpoint, or the"
+        " lowest priority and of these the latest admitted.",
+    )
+    wait_seconds: Int32 = Field(
+        0, ge=0, le=MAX_SECONDS, description="Seconds that a job of the queue waits before it preempts anybody."
+    )
+    min_run_seconds: Int32 = Field(
+        0,
+        ge=0,
+        le=MAX_SECONDS,
+        description="Seconds that a job of the queue may run before anybody preempts it.",
+    )
 
 
 class FlavorChoiceRules(Part):
@@ -337,6 +357,39 @@ class FlavorChoiceRules(Part):
         Stop.NEXT, description="On a flavor that fits by preemption: use it, or see whether a later one is better."
     )
     prefer: Prefer = Field(Prefer.BORROWING, description="Which of the two is the lesser evil.")
+
+
+class Cap(Part):
+    """What one user, or one namespace, may hold of the queue at a time."""
+
+    max_running: Int32 | None = Field(None, ge=0, description="Jobs that hold capacity; no limit when absent.")
+    max_resources: Annotated[dict[QualifiedName, Quantity], Field(min_length=1)] | None = Field(
+        None, max_length=16, description="Amounts per resource, over all flavors; no limit for a resource left out."
+    )
+
+
+class LabelRequirement(Part):
+    """A requirement on labels, as in any label selector."""
+
+    key: QualifiedName = Field(description="The label's key.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="How its value is compared.")
+    values: Annotated[list[Annotated[StrictStr, Field(max_length=63)]], Field(max_length=64)] | None = Field(
+        None,
+        description="The values of In and NotIn.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+
+
+class LabelSelector(Part):
+    """Labels that an object must have; an empty selector takes every object."""
+
+    match_labels: Labels | None = Field(None, description="Labels with these values.")
+    match_expressions: list[LabelRequirement] | None = Field(
+        None,
+        max_length=16,
+        description="Requirements that must all hold.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
 
 
 class ReservedQuota(Part):
@@ -364,6 +417,24 @@ class QueueSpec(Part):
     )
     preemption: PreemptionRules | None = Field(None, description="Whom jobs of the queue may preempt.")
     flavor_choice: FlavorChoiceRules | None = Field(None, description="How jobs of the queue choose among flavors.")
+    namespace_selector: LabelSelector | None = Field(
+        None, description="Labels of the namespaces whose jobs may use the queue; all namespaces when absent."
+    )
+    stop_policy: StopPolicy = Field(
+        StopPolicy.NONE,
+        description="None: admit; Hold: admit nothing new; HoldAndDrain: also send what runs back to the queue.",
+    )
+    when_over_quota: OverQuota = Field(
+        OverQuota.KEEP,
+        description="What happens to running jobs that a lowered quota no longer covers: they run on and nothing new"
+        " starts, or as few as needed go back to the queue.",
+    )
+    max_waiting: Int32 | None = Field(
+        None, ge=0, description="Jobs that may wait in the queue; further ones are refused when they are submitted."
+    )
+    max_running: Int32 | None = Field(None, ge=0, description="Jobs of the queue that may hold capacity at a time.")
+    per_user: Cap | None = Field(None, description="What each user may hold of the queue.")
+    per_namespace: Cap | None = Field(None, description="What the jobs of each namespace may hold of the queue.")
     quotas: list[Quota] | None = Field(
         None,
         max_length=128,

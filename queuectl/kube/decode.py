@@ -8,7 +8,17 @@ from typing import Any
 import msgspec
 
 from queuectl.kube.informer import Item
-from queuectl.kube.names import ATTEMPT_LABEL, CHANGED_BY, FINALIZER, GATE, INDEX_LABEL, ROLE_LABEL, WORKLOAD_LABEL
+from queuectl.kube.names import (
+    ATTEMPT_LABEL,
+    CHANGE_WHY,
+    CHANGED_BY,
+    FINALIZER,
+    GATE,
+    INDEX_LABEL,
+    ROLE_LABEL,
+    SUBMITTED_BY,
+    WORKLOAD_LABEL,
+)
 from queuectl.model.objects import (
     Constraints,
     Flavor,
@@ -24,7 +34,19 @@ from queuectl.model.objects import (
     Taint,
     Toleration,
 )
-from queuectl.model.policy import FlavorChoice, Preemption, Prefer, Quota, Reclaim, Stop, Within
+from queuectl.model.policy import (
+    Cap,
+    FlavorChoice,
+    OverQuota,
+    Preemption,
+    Prefer,
+    Quota,
+    Reclaim,
+    Stop,
+    StopPolicy,
+    VictimChoice,
+    Within,
+)
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import parse_quantity, pod_requests
 
@@ -243,7 +265,14 @@ def queue(raw: Bytes) -> Item[Queue]:
         weight=Fraction(parse_quantity("cpu", seen.spec.get("weight", 1)), 1000),
         preemption=_preemption(seen.spec.get("preemption") or {}),
         choice=_choice(seen.spec.get("flavorChoice") or {}),
+        namespaces=_selector(seen.spec.get("namespaceSelector")),
+        stop=StopPolicy(seen.spec.get("stopPolicy") or StopPolicy.NONE),
+        over_quota=OverQuota(seen.spec.get("whenOverQuota") or OverQuota.KEEP),
+        max_running=seen.spec.get("maxRunning"),
+        per_user=_cap(seen.spec.get("perUser") or {}),
+        per_namespace=_cap(seen.spec.get("perNamespace") or {}),
         changed_by=seen.metadata.annotations.get(CHANGED_BY, ""),
+        change_why=seen.metadata.annotations.get(CHANGE_WHY, ""),
         generation=seen.metadata.generation,
         resource_version=seen.metadata.resource_version,
         status=seen.status,
@@ -260,6 +289,23 @@ def _quota(quota: Mapping[str, Any]) -> Quota:
     return Quota(amounts["nominal"], amounts.get("borrowingLimit"), amounts.get("lendingLimit"))
 
 
+def _cap(cap: Mapping[str, Any]) -> Cap:
+    amounts = {
+        resource: parse_quantity(resource, amount) for resource, amount in (cap.get("maxResources") or {}).items()
+    }
+    return Cap(cap.get("maxRunning"), tuple(sorted(amounts.items())))
+
+
+def _selector(selector: Mapping[str, Any] | None) -> tuple[Requirement, ...] | None:
+    if selector is None:
+        return None
+    labels = sorted((selector.get("matchLabels") or {}).items())
+    return (
+        *(Requirement(key, "In", (value,)) for key, value in labels),
+        *_requirements(selector.get("matchExpressions")),
+    )
+
+
 def _preemption(rules: Mapping[str, Any]) -> Preemption:
     borrow = rules.get("borrowWithinCohort")
     return Preemption(
@@ -267,6 +313,9 @@ def _preemption(rules: Mapping[str, Any]) -> Preemption:
         Reclaim(rules.get("reclaimFromCohort") or Reclaim.NEVER),
         borrow=borrow is not None,
         borrow_max_priority=(borrow or {}).get("maxPriority"),
+        victims=VictimChoice(rules.get("victims") or VictimChoice.LEAST_WORK_LOST),
+        wait_seconds=rules.get("waitSeconds") or 0,
+        min_run_seconds=rules.get("minRunSeconds") or 0,
     )
 
 
@@ -297,6 +346,8 @@ def job(raw: Bytes) -> Item[Job]:
         submitted_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
         roles=roles,
         gpu_models=tuple((spec.get("gpu") or {}).get("models") or ()),
+        user=meta.annotations.get(SUBMITTED_BY, ""),
+        preemptible=spec.get("preemptible", True),
         hold=bool(spec.get("hold")),
     )
     value = Job(

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from queuectl.model.policy import Cell, FlavorChoice, Preemption, Quota
+from queuectl.model.policy import Cap, Cell, FlavorChoice, OverQuota, Preemption, Quota, StopPolicy
 from queuectl.model.reasons import Why
 
 
@@ -81,6 +81,8 @@ class Gang:
     roles: tuple[Role, ...]
     seq: int = 0  # order of arrival in the ledger, for submissions of the same second
     gpu_models: tuple[str, ...] = ()
+    user: str = ""  # who submitted it, as the API server says
+    preemptible: bool = True  # False: nobody takes from it, and it does not borrow
     hold: bool = False
     not_before: float = 0.0  # Unix seconds; a requeued gang backs off until then
     last_end: str = ""  # why the attempt before ended
@@ -119,7 +121,14 @@ class Queue:
     weight: Fraction = Fraction(1)
     preemption: Preemption = field(default_factory=Preemption)
     choice: FlavorChoice = field(default_factory=FlavorChoice)
+    namespaces: tuple[Requirement, ...] | None = None  # what labels of namespaces that may use it; None: all may
+    stop: StopPolicy = StopPolicy.NONE
+    over_quota: OverQuota = OverQuota.KEEP
+    max_running: int | None = None  # gangs of the queue itself that hold room
+    per_user: Cap = field(default_factory=Cap)
+    per_namespace: Cap = field(default_factory=Cap)
     changed_by: str = ""  # who wrote the spec, as the API server says
+    change_why: str = ""  # and why, in that person's words
     generation: int = field(default=0, compare=False)
     resource_version: str = field(default="", compare=False)
     status: Mapping[str, Any] = field(default_factory=dict, compare=False)  # as it stands in the API server

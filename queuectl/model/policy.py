@@ -49,14 +49,24 @@ class Cause(StrEnum):
     FAIR_SHARE = "InCohortFairSharing"
 
 
+class VictimChoice(StrEnum):
+    """Which of the victim sets that the rules allow is taken."""
+
+    LEAST_WORK_LOST = "LeastWorkLost"  # since their last checkpoints, in GPU-seconds
+    LOWEST_PRIORITY = "LowestPriority"  # then the latest admitted: the order of Kueue
+
+
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A queue's rules for taking from others."""
+    """A queue's rules for taking from others, and for being taken from."""
 
     within_queue: Within = Within.NEVER
     reclaim: Reclaim = Reclaim.NEVER
     borrow: bool = False  # take lower priorities in other queues although it will itself borrow
     borrow_max_priority: int | None = None  # and these only up to here
+    victims: VictimChoice = VictimChoice.LEAST_WORK_LOST
+    wait_seconds: int = 0  # since its submission or requeue, before a gang of the queue takes from anybody
+    min_run_seconds: int = 0  # that a gang of the queue has run before anybody takes from it
 
 
 class Stop(StrEnum):
@@ -80,3 +90,26 @@ class FlavorChoice:
     when_can_borrow: Stop = Stop.STOP
     when_can_preempt: Stop = Stop.NEXT
     prefer: Prefer = Prefer.BORROWING
+
+
+class StopPolicy(StrEnum):
+    """Whether a queue admits."""
+
+    NONE = "None"
+    HOLD = "Hold"  # nothing new
+    HOLD_AND_DRAIN = "HoldAndDrain"  # and what runs goes back to the queue
+
+
+class OverQuota(StrEnum):
+    """What becomes of running gangs that a lowered quota no longer covers."""
+
+    KEEP = "Keep"  # they run on; the queue starts nothing new until it fits
+    TAKE_BACK = "TakeBack"  # they go back to the queue, as few and as little work lost as can be
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """What one user, or one namespace, may hold of a queue at a time; None does not limit."""
+
+    max_running: int | None = None  # gangs
+    max_resources: tuple[tuple[str, int], ...] = ()  # resource, amount over all flavors
