@@ -20,7 +20,6 @@ from queuectl.control.world import World
 from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, WorkloadState
 from queuectl.model.objects import Pod
-from queuectl.model.plan import Plan
 from queuectl.model.reasons import Reason, why
 from queuectl.store.ledger import Ledger
 
@@ -171,7 +170,7 @@ class Engine:
         if turn.plan_again(world, decided.plan, result.refused):
             self._plan_again = True
             self.wake()
-        self._restate(decided.plan)
+        world.plan = decided.plan
         if decided.admissions:
             log.info(
                 "cycle", admitted=len(result.admitted), refused=len(result.refused), waiting=len(decided.plan.waits),
@@ -187,12 +186,6 @@ class Engine:
             metrics.ENDED.labels(end.why.code).inc()
         self._world.admitted(attempt)
         self._reporter.event(attempt.uid, why(Reason.WAITING_FOR_VICTIMS, count=len(ends)))
-
-    def _restate(self, decided: Plan) -> None:
-        before, self._world.plan = self._world.plan, decided
-        for uid, wait in decided.waits.items():
-            if before.waits.get(uid) != wait or before.positions.get(uid) != decided.positions.get(uid):
-                self._world.restated.add(uid)
 
     def _update_gauges(self) -> None:
         world = self._world

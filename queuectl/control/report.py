@@ -20,10 +20,12 @@ from queuectl.kube.names import API_VERSION
 from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import AttemptState, Move, WorkloadState
 from queuectl.model.objects import Job, Queue
+from queuectl.model.plan import Plan
 from queuectl.model.reasons import Why
 
 WRITERS = 4
 DRIFT_SECONDS = 0.05  # between two writes of drifting statuses
+LOOKED_AT = 100  # statuses of waiting jobs in that time, whether they still say what is true
 QUEUE_SECONDS = 1.0  # between two looks at the queues
 EVENTS_KEPT = 1000  # waiting to be sent; older ones are dropped first
 CONFLICT_TRIES = 5
@@ -43,6 +45,8 @@ class Reporter:
         self._now = now
         self._urgent: dict[str, None] = {}  # insertion order: the oldest first
         self._drifting: dict[str, None] = {}
+        self._review: Iterator[str] = iter(())  # of those that wait, after each plan
+        self._reviewed: Plan | None = None
         self._wake = asyncio.Event()
         self._events: deque[dict[str, object]] = deque(maxlen=EVENTS_KEPT)
         self._event_wake = asyncio.Event()
@@ -138,10 +142,28 @@ class Reporter:
     async def _write_drifting(self) -> None:
         while True:
             await asyncio.sleep(DRIFT_SECONDS)
-            uid = next((uid for uid in self._drifting if uid not in self._busy), None)
+            uid = self._drifted()
             if uid is not None:
-                del self._drifting[uid]
+                self._drifting.pop(uid, None)
                 await self._try_write(uid)
+
+    def _drifted(self) -> str | None:
+        """Return a job whose status is to be written next, though nothing hangs on it."""
+        uid = next((uid for uid in self._drifting if uid not in self._busy), None)
+        if uid is not None:
+            return uid
+        for _ in range(LOOKED_AT):
+            uid = next(self._review, None)
+            if uid is None:
+                if self._reviewed is self._world.plan:
+                    return None
+                self._reviewed = self._world.plan
+                self._review = iter(self._world.waiting.uids())
+            elif uid not in self._busy and uid not in self._urgent:
+                job = self._world.jobs.get(uid)
+                if job is not None and uid in self._world.workloads and self._wanted(job) != job.status:
+                    return uid
+        return None
 
     async def _try_write(self, uid: str) -> None:
         job = self._world.jobs.get(uid)
@@ -170,10 +192,20 @@ class Reporter:
         self.changed(uid)
 
     async def _write(self, job: Job) -> Job:
+        wanted = self._wanted(job)
+        if wanted == job.status:
+            return job
+        written = await self._writer.patch_job_status(job, wanted)
+        known = self._world.jobs.get(job.gang.uid)
+        if known is not None and int(known.resource_version) < int(written.resource_version):
+            self._world.jobs[job.gang.uid] = written
+        return written
+
+    def _wanted(self, job: Job) -> status.Status:
         uid = job.gang.uid
         workload, attempt = self._world.workloads[uid], self._world.attempts.get(uid)
         plan = self._world.plan
-        wanted = status.desired(
+        return status.desired(
             job,
             workload,
             attempt,
@@ -182,13 +214,6 @@ class Reporter:
             position=plan.positions.get(uid),
             now=self._now(),
         )
-        if wanted == job.status:
-            return job
-        written = await self._writer.patch_job_status(job, wanted)
-        known = self._world.jobs.get(uid)
-        if known is not None and int(known.resource_version) < int(written.resource_version):
-            self._world.jobs[uid] = written
-        return written
 
     async def _send_events(self) -> None:
         while True:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from queuectl.control.holdings import Holdings
+from queuectl.core.backlog import Backlog
 from queuectl.core.fleet import Fleet
 from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
 from queuectl.core.snapshot import Policy, Snapshot
@@ -58,6 +59,8 @@ class World:
         self._seq = 0
         self._back_off = back_off
         self._replant = True
+        self.waiting = Backlog()
+        self._stale: set[str] = set()  # workloads that wait, or that wait no more, unlike what the backlog says
 
     # What informers tell
 
@@ -123,7 +126,9 @@ class World:
         elif old is not None:
             self.priorities.pop(old[0], None)
         name = (new or old)[0]  # type: ignore[index]
-        self.changes.submissions |= {uid for uid, job in self.jobs.items() if job.priority_class == name}
+        concerned = {uid for uid, job in self.jobs.items() if job.priority_class == name}
+        self.changes.submissions |= concerned
+        self._stale |= concerned
 
     def on_job(self, old: Job | None, new: Job | None) -> None:
         """Take in a changed TrainingJob."""
@@ -134,6 +139,7 @@ class World:
         elif known is None or int(known.resource_version) <= int(new.resource_version):
             self.jobs[uid] = new  # else it was written since, and the watch is still behind
         self.touched.add(uid)
+        self._stale.add(uid)
         if old is None or new is None or old.generation != new.generation or old.deleting != new.deleting:
             self.changes.submissions.add(uid)
             self.restated.add(uid)
@@ -148,6 +154,7 @@ class World:
             self.admitted(attempt)
         self.changes = Changes(set(self.fleet.node_names()), set(self.queues), set(self.jobs))
         self.touched = set(self.jobs) | set(self.workloads)
+        self._stale |= self.touched
 
     def admitted(self, attempt: Attempt) -> None:
         """Count a new attempt's reservations."""
@@ -158,6 +165,7 @@ class World:
         for placement in attempt.placements:
             self._on_node.setdefault(placement.node, set()).add(attempt.uid)
         self._recount(attempt)
+        self._stale.add(attempt.uid)
         self.touched.add(attempt.uid)
         self.restated.add(attempt.uid)
 
@@ -195,6 +203,7 @@ class World:
     def forget(self, uid: str) -> None:
         """Forget a workload that is over, its object gone or going."""
         self.workloads.pop(uid, None)
+        self._stale.add(uid)
         self._barred.pop(uid, None)
 
     # What the engine asks
@@ -224,6 +233,7 @@ class World:
             workload = replace(known, queue=gang.queue, priority=self._priority(job))
             if self.workloads.get(uid) != workload:
                 self.workloads[uid] = workload
+                self._stale.add(uid)
                 result.append(workload)
         return result
 
@@ -234,15 +244,13 @@ class World:
             self.holdings.plant(self.queues, broken)
             self._replant = False
             self.touched |= self.holdings.claims  # quotas may no longer hold what they were promised
-        waiting = []
-        for uid, job in self.jobs.items():
-            workload = self.workloads.get(uid)
-            if workload is not None and workload.state is WorkloadState.QUEUED and not self.problem(uid):
-                waiting.append(self._gang(job, workload))
+        stale, self._stale = self._stale, set()
+        waiting = [self._gang(self.jobs[uid], self.workloads[uid]) for uid in stale if self._waits(uid)]
+        self.waiting.update(waiting, gone=stale)
         return Snapshot(
             queues=self.queues,
             flavors=self.flavors,
-            waiting=waiting,
+            waiting=self.waiting,
             fleet=self.fleet.snapshot(),
             tree=self.holdings.now,
             later=self.holdings.later,
@@ -250,6 +258,10 @@ class World:
             broken_queues=broken,
             policy=self.policy,
         )
+
+    def _waits(self, uid: str) -> bool:
+        workload = self.workloads.get(uid)
+        return workload is not None and workload.state is WorkloadState.QUEUED and self.problem(uid) is None
 
     def problem(self, uid: str) -> Why | None:
         """Return what keeps a waiting job out of the cycle altogether, if anything."""
@@ -336,6 +348,7 @@ class World:
             finished_at=None if requeued else now,
         )
         del self.attempts[workload.uid]
+        self._stale.add(workload.uid)
         self.holdings.remove(workload.uid)
         for placement in attempt.placements:
             self._on_node.get(placement.node, set()).discard(workload.uid)

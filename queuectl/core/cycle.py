@@ -1,14 +1,15 @@
 """START HERE: one admission cycle, from a snapshot to a plan."""
 
-from collections.abc import Iterator
+import heapq
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
 from queuectl.core.flavors import Mode
 from queuectl.core.nominate import Entry, nominate
 from queuectl.core.preemption import Field
 from queuectl.core.snapshot import Snapshot
-from queuectl.core.tree import Node
+from queuectl.core.tree import Node, Tree
 from queuectl.model.objects import Gang, QueueOrder
 from queuectl.model.plan import Admission, Plan, Preempt
 from queuectl.model.policy import Reclaim
@@ -20,11 +21,6 @@ MAX_PLACEMENTS = 10_000  # of one transaction; a single gang may have more
 # The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it.
 # Nodes come and go by themselves, so a gang that is too big for today's nodes keeps its place.
 _HOPELESS = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA}
-
-
-def pending_key(gang: Gang) -> tuple[int, float, int, str]:
-    """Order of a queue's line: 1. higher priority 2. earlier first submission 3. earlier arrival 4. uid."""
-    return (-gang.priority, gang.submitted_at, gang.seq, gang.uid)
 
 
 def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
@@ -44,68 +40,76 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     return _Cycle(snapshot.copy(), now).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The first of a queue's gangs that can be had, with what it would get."""
+
+    entry: Entry
+    group: Group
+
+
 @dataclass
 class _Cycle:
     snapshot: Snapshot
     now: float
     admissions: list[Admission] = field(default_factory=list)
     preemptions: list[Preempt] = field(default_factory=list)
-    waits: dict[str, Why] = field(default_factory=dict)
-    positions: dict[str, int] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)  # workloads that give way in this cycle
-    failed: dict[object, Why] = field(default_factory=dict)  # by shape
-    blocked: dict[str, str] = field(default_factory=dict)  # StrictFIFO queue → its head
+    told: dict[str, Why] = field(default_factory=dict)  # why a gang waits
+    failed: dict[Group, Why] = field(default_factory=dict)  # why all of a shape do
+    behind: dict[str, tuple[PendingKey, Why]] = field(default_factory=dict)  # StrictFIFO queue → its head
+    walks: dict[str, Walk] = field(default_factory=dict)
+    heads: "_Heads" = field(init=False)
     room: int = field(default_factory=lambda: MAX_PLACEMENTS)
 
     def run(self) -> Plan:
-        waiting = sorted(self.snapshot.waiting, key=pending_key)
-        lines: dict[str, list[Gang]] = {}
-        for gang in waiting:
-            wait = self._not_yet(gang)
-            if wait is not None:
-                self.waits[gang.uid] = wait
-            else:
-                lines.setdefault(gang.queue, []).append(gang)
-        upcoming = {queue: iter(line) for queue, line in lines.items()}
-        heads: dict[str, Entry] = {}
-        for queue, line in upcoming.items():
-            self._advance(queue, line, heads)
-        while heads:
-            entry = heads.pop(self._best(heads))
-            self._settle(entry)
+        backlog = self.snapshot.waiting
+        backlog.wake(self.now)
+        self.heads = _FairHeads(self.snapshot.later) if self.snapshot.policy.fair_sharing else _Heads()
+        for queue, line in backlog.lines.items():
+            if self._closed(queue) is None:
+                self.walks[queue] = line.walk()
+                self._advance(queue)
+        while self.heads:
+            head = self.heads.pop()
+            self._settle(head)
             if not self.snapshot.policy.one_head:
-                self._advance(entry.gang.queue, upcoming[entry.gang.queue], heads)
-        ahead: dict[str, int] = {}
+                self._advance(head.entry.gang.queue)
         started = {admission.uid for admission in self.admissions}
-        for gang in waiting:
-            if gang.uid not in started:
-                self.positions[gang.uid] = ahead[gang.queue] = ahead.get(gang.queue, 0) + 1
-                self.waits.setdefault(gang.uid, why(Reason.PENDING))
-        wake_at = min((g.not_before for g in waiting if g.not_before > self.now), default=None)
-        return Plan(tuple(self.admissions), tuple(self.preemptions), self.waits, self.positions, wake_at)
+        return Plan(
+            tuple(self.admissions),
+            tuple(self.preemptions),
+            Waits(backlog, started, self._not_yet, self.told, self.behind, self.failed),
+            Positions(backlog, started),
+            backlog.wake_at(),
+        )
 
-    def _advance(self, queue: str, line: Iterator[Gang], heads: dict[str, Entry]) -> None:
-        """Make the next gang of a line that may be tried the queue's head."""
-        for gang in line:
-            wait = self._behind(gang) or self.failed.get(gang.shape)
-            if wait is not None:
-                self._tell(gang, wait)
-            elif len(self.admissions) + len(self.preemptions) >= MAX_ADMISSIONS or self.room <= 0:
-                self._tell(gang, why(Reason.PENDING))  # the cycle is full; it is tried first in the next
-            else:
-                heads[queue] = nominate(self.snapshot, self.taken, gang)
+    def _advance(self, queue: str) -> None:
+        """Make the next gang of a queue that can be had the queue's head."""
+        walk = self.walks[queue]
+        for gang, group in walk:
+            if queue in self.behind or len(self.admissions) + len(self.preemptions) >= MAX_ADMISSIONS or self.room <= 0:
+                return  # when the cycle is full, they are tried first in the next
+            entry = nominate(self.snapshot, self.taken, gang)
+            if entry.wait is None or self.snapshot.policy.one_head:
+                self.heads.push(_Head(entry, group))
                 return
+            self._fail(entry.wait, gang, group)
 
-    def _settle(self, entry: Entry) -> None:
-        gang = entry.gang
+    def _fail(self, wait: Why, gang: Gang, group: Group) -> None:
+        self.failed[group] = wait
+        self.walks[gang.queue].drop(group)
+        self._tell(gang, wait)
+
+    def _settle(self, head: _Head) -> None:
+        entry, gang = head.entry, head.entry.gang
         if entry.wait is None and not self._still(entry):
             if self.snapshot.policy.one_head:
                 self._tell(gang, why(Reason.PENDING))
                 return
             entry = nominate(self.snapshot, self.taken, gang)
         if entry.wait is not None:
-            self.failed[gang.shape] = entry.wait
-            self._tell(gang, entry.wait)
+            self._fail(entry.wait, gang, head.group)
             self._keep_for(entry)
             return
         if len(entry.placements) > self.room and self.admissions:
@@ -154,59 +158,101 @@ class _Cycle:
             else:
                 node.add(cell, min(amount, quota.nominal + quota.borrowing_limit - used))
 
-    def _best(self, heads: dict[str, Entry]) -> str:
-        """Return the queue of the head that goes next."""
-        if not self.snapshot.policy.fair_sharing:
-            return min(heads, key=lambda queue: entry_key(heads[queue]))
-        roots = {id(root): root for queue in heads for root in [self.snapshot.later.nodes[queue].root]}
-        winners = [winner for root in roots.values() for winner in [self._fairest(root, heads)] if winner]
-        return min(winners, key=lambda queue: entry_key(heads[queue]))
+    def _closed(self, queue: str) -> Why | None:
+        """Say why nobody of a queue is tried."""
+        if queue not in self.snapshot.queues:
+            return why(Reason.QUEUE_NOT_FOUND, queue=queue)
+        if queue in self.snapshot.broken_queues:
+            problem = self.snapshot.broken_queues[queue]
+            return why(Reason.MISCONFIGURED, field=f"queue {queue}", problem=problem)
+        return None
 
-    def _fairest(self, top: Node, heads: dict[str, Entry]) -> str | None:
+    def _not_yet(self, gang: Gang) -> Why | None:
+        if gang.hold:
+            return why(Reason.HELD, job=gang.name)
+        closed = self._closed(gang.queue)
+        if closed is None and gang.not_before > self.now:
+            return why(Reason.BACK_OFF, until=_clock(gang.not_before), cause=gang.last_end)
+        return closed
+
+    def _tell(self, gang: Gang, wait: Why) -> None:
+        self.told[gang.uid] = wait
+        strict = self.snapshot.queues[gang.queue].order is QueueOrder.STRICT_FIFO
+        if strict and wait.reason not in _HOPELESS and gang.queue not in self.behind:
+            behind = why(Reason.BEHIND_HEAD, queue=gang.queue, head=f"{gang.namespace}/{gang.name}")
+            self.behind[gang.queue] = (pending_key(gang), behind)
+
+
+class _Heads:
+    """The heads of all queues, the best first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int, float, int, str], str]] = []
+        self._heads: dict[str, _Head] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._heads)
+
+    def push(self, head: _Head) -> None:
+        queue = head.entry.gang.queue
+        self._heads[queue] = head
+        heapq.heappush(self._heap, (entry_key(head.entry), queue))
+
+    def pop(self) -> _Head:
+        return self._heads.pop(heapq.heappop(self._heap)[1])
+
+
+class _FairHeads(_Heads):
+    """The heads of all queues, the best of those first that win in their cohorts."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__()
+        self._tree = tree
+        self._roots: dict[str, Node] = {}  # queue → root
+        self._winners: dict[Node, str | None] = {}  # by root; shares change only where somebody was settled
+
+    def push(self, head: _Head) -> None:
+        queue = head.entry.gang.queue
+        self._heads[queue] = head
+        self._winners[self._root(queue)] = None
+
+    def pop(self) -> _Head:
+        for root, winner in list(self._winners.items()):
+            if winner is None:
+                self._winners[root] = self._fairest(root)
+            if self._winners[root] is None:
+                del self._winners[root]
+        queue = min((w for w in self._winners.values() if w), key=lambda w: entry_key(self._heads[w].entry))
+        self._winners[self._root(queue)] = None
+        return self._heads.pop(queue)
+
+    def _root(self, queue: str) -> Node:
+        if queue not in self._roots:
+            self._roots[queue] = self._tree.nodes[queue].root
+        return self._roots[queue]
+
+    def _fairest(self, top: Node) -> str | None:
         """Return the winner of a tournament from the leaves up.
 
         At each level the one wins whose side, with it admitted, 1. does not borrow what it asks for 2. has the
         smaller share 3. has the higher priority 4. came earlier.
         """
-        sides = [(child, winner) for child in top.children for winner in [self._fairest(child, heads)] if winner]
-        if top.name in heads:
+        sides = [(child, winner) for child in top.children for winner in [self._fairest(child)] if winner]
+        if top.name in self._heads:
             sides.append((top, top.name))
         if len(sides) <= 1:
             return sides[0][1] if sides else None
-        tree = self.snapshot.later
 
         def unfairness(side: tuple[Node, str]) -> tuple[object, ...]:
             node, queue = side
-            usage = heads[queue].assignment.usage
-            tree.add(queue, usage)
+            entry = self._heads[queue].entry
+            self._tree.add(queue, entry.assignment.usage)
             share = node.share()
-            tree.remove(queue, usage)
-            borrows = any(usage.get(cell, 0) > 0 for cell in share.cells)
-            return (borrows, share.key, *pending_key(heads[queue].gang))
+            self._tree.remove(queue, entry.assignment.usage)
+            borrows = any(entry.assignment.usage.get(cell, 0) > 0 for cell in share.cells)
+            return (borrows, share.key, *pending_key(entry.gang))
 
         return min(sides, key=unfairness)[1]
-
-    def _not_yet(self, gang: Gang) -> Why | None:
-        if gang.hold:
-            return why(Reason.HELD, job=gang.name)
-        if gang.queue not in self.snapshot.queues:
-            return why(Reason.QUEUE_NOT_FOUND, queue=gang.queue)
-        if gang.queue in self.snapshot.broken_queues:
-            problem = self.snapshot.broken_queues[gang.queue]
-            return why(Reason.MISCONFIGURED, field=f"queue {gang.queue}", problem=problem)
-        if gang.not_before > self.now:
-            return why(Reason.BACK_OFF, until=_clock(gang.not_before), cause=gang.last_end)
-        return None
-
-    def _behind(self, gang: Gang) -> Why | None:
-        head = self.blocked.get(gang.queue)
-        return why(Reason.BEHIND_HEAD, queue=gang.queue, head=head) if head else None
-
-    def _tell(self, gang: Gang, wait: Why) -> None:
-        self.waits[gang.uid] = wait
-        strict = self.snapshot.queues[gang.queue].order is QueueOrder.STRICT_FIFO
-        if strict and wait.reason not in _HOPELESS:
-            self.blocked.setdefault(gang.queue, f"{gang.namespace}/{gang.name}")
 
 
 def _clock(unix: float) -> str:

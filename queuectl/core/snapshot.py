@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
+from queuectl.core.backlog import Backlog
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
-from queuectl.model.objects import Flavor, Gang, Queue
+from queuectl.model.objects import Flavor, Queue
 from queuectl.model.plan import Admission
 from queuectl.model.policy import FairRule, Preemption
 
@@ -33,7 +34,7 @@ class Snapshot:
 
     queues: Mapping[str, Queue]
     flavors: Mapping[str, Flavor]
-    waiting: Sequence[Gang]
+    waiting: Backlog
     fleet: Fleet | None  # None: quota alone decides
     tree: Tree
     later: Tree

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from queuectl.core import cycle
-from queuectl.core.cycle import pending_key, plan
+from queuectl.core.backlog import pending_key
+from queuectl.core.cycle import plan
 from queuectl.core.nominate import nominate
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Gang, Node, Queue

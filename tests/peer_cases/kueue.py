@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from queuectl.core.backlog import Backlog
 from queuectl.core.cycle import plan
 from queuectl.core.preemption import Ask, Field, Running, find_victims
 from queuectl.core.snapshot import Policy, Snapshot
@@ -76,7 +77,7 @@ def _cycle(case: Case) -> dict[str, Any]:
     snapshot = Snapshot(
         queues=queues,
         flavors={name: Flavor(name) for name in case["flavors"]},
-        waiting=waiting,
+        waiting=Backlog(waiting),
         fleet=None,
         tree=tree,
         later=tree.copy(),
