@@ -45,27 +45,30 @@ def place(
 def fits_later(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> bool:
     """Tell whether every pod would fit once all victims that are on their way out are gone, if there are any."""
     room = fleet.free_later()
-    return room is not None and not isinstance(_place_in(fleet, room, roles, flavors), Short)
+    return room is not None and not isinstance(_place_in(fleet, room, roles, flavors, tell=True), Short)
 
 
 def exceeds_cluster(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> Why | None:
     """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
-    found = _place_in(fleet, fleet.emptied(), roles, flavors)
+    found = _place_in(fleet, fleet.emptied(), roles, flavors, tell=True)
     return found.because(Reason.EXCEEDS_CLUSTER) if isinstance(found, Short) else None
 
 
 def _place_in(
-    fleet: Fleet, room: Room, roles: Sequence[Role], flavors: Mapping[str, Flavor]
+    fleet: Fleet, room: Room, roles: Sequence[Role], flavors: Mapping[str, Flavor], *, tell: bool = False
 ) -> tuple[Placement, ...] | Short:
-    """Place into ``room``, which is used up on the way."""
+    """Place into ``room``, which is used up on the way; with ``tell`` only as far as is needed to tell if they fit."""
     placements: list[Placement] = []
-    for role in sorted(roles, key=_largest_first):
+    in_order = sorted(roles, key=_largest_first)
+    for role in in_order:
         flavor = flavors[role.name]
         counts = room.pods(flavor, role.constraints, role.requests)
         found = int(counts.sum())
         if found < role.pods:
             nodes = int(fleet.mask(flavor, role.constraints).sum())
             return Short(role, flavor, nodes, found, _lacks(room, flavor, role, found))
+        if tell and role is in_order[-1]:
+            break
         columns, amounts = fleet.columns(role.requests) or ([], np.zeros(0, np.int64))
         for row, pods in _choose(counts, fleet.by_name(), role.pods):
             room.use(row, columns, amounts * pods)

@@ -60,6 +60,7 @@ class Fleet:
         self._masks: dict[tuple[Flavor, Constraints], Mask] = {}
         self._by_name: Matrix | None = None  # rows in order of name; None when names have come or gone
         self._free: Matrix = np.zeros((0, 0), np.int64)
+        self._leaving: set[int] = set()  # rows with victims that are on their way out
         self._counted: dict[_Kind, _Counted] = {}
         self._changes: list[int] = []  # rows, in the order in which they changed
         self._shared: dict[_Kind, _Counted] | None = None  # of the fleet whose snapshot this is, while they are alike
@@ -78,6 +79,7 @@ class Fleet:
             _reserved=self._reserved.copy(),
             _promised=self._promised.copy(),
             _free=self._free.copy(),
+            _leaving=self._leaving.copy(),
             _counted=self._counted.copy(),
             _changes=self._changes.copy(),
             _shared=self._counted,
@@ -140,11 +142,10 @@ class Fleet:
 
     def free_later(self) -> "Room | None":
         """Return the room that nobody will have once all victims are gone; None when none are on their way out."""
-        rows = np.flatnonzero((self._reserved > self._promised).any(axis=1))
-        if not rows.size:
+        if not self._leaving:
             return None
         room = Room(self, Base.FREE)
-        for row in rows.tolist():
+        for row in self._leaving:
             room.set(row, np.maximum(self._allocatable[row] - self._others[row], 0) - self._promised[row])
         return room
 
@@ -308,6 +309,7 @@ class Fleet:
         """Take in that a row's room has changed."""
         room = np.maximum(self._allocatable[row] - self._others[row], 0)
         self._free[row] = room - np.maximum(self._reserved[row], self._promised[row])
+        (self._leaving.add if (self._reserved[row] > self._promised[row]).any() else self._leaving.discard)(row)
         self._shared = None
         self._changes.append(row)
         if len(self._changes) > MAX_CHANGES:

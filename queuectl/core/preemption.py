@@ -61,6 +61,8 @@ class Field:
 
     def candidates(self, queue: str, ask: "Ask", rule: Within | Reclaim) -> list[Running]:
         """Return who of a queue may be taken by the rule and uses what is contested."""
+        if rule in {Within.NEVER, Reclaim.NEVER}:
+            return []
         return [
             gang
             for gang in self.running.get(queue, ())
