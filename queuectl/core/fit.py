@@ -62,13 +62,13 @@ def _place_in(
     in_order = sorted(roles, key=_largest_first)
     for role in in_order:
         flavor = flavors[role.name]
-        counts = room.pods(flavor, role.constraints, role.requests)
-        found = int(counts.sum())
+        found = room.total(flavor, role.constraints, role.requests)
         if found < role.pods:
             nodes = int(fleet.mask(flavor, role.constraints).sum())
             return Short(role, flavor, nodes, found, _lacks(room, flavor, role, found))
         if tell and role is in_order[-1]:
             break
+        counts = room.pods(flavor, role.constraints, role.requests)
         columns, amounts = fleet.columns(role.requests) or ([], np.zeros(0, np.int64))
         for row, pods in _choose(counts, fleet.by_name(), role.pods):
             room.use(row, columns, amounts * pods)
@@ -98,8 +98,7 @@ def _choose(counts: Matrix, by_name: Matrix, pods: int) -> list[tuple[int, int]]
 def _lacks(room: Room, flavor: Flavor, role: Role, found: int) -> str:
     """Say what keeps the missing pods out: the resource that is good for the fewest pods, or their combination."""
     worth = {
-        resource: int(room.pods(flavor, role.constraints, ((resource, amount),)).sum())
-        for resource, amount in role.requests
+        resource: room.total(flavor, role.constraints, ((resource, amount),)) for resource, amount in role.requests
     }
     scarcest = min(worth, key=lambda resource: (worth[resource], not is_extended(resource), resource))
     missing = role.pods - worth[scarcest]

@@ -41,6 +41,7 @@ class _Counted:
     """Pods of a kind that each node holds, and how many changes it takes into account."""
 
     pods: Matrix
+    total: int
     seen: int
 
 
@@ -171,12 +172,12 @@ class Fleet:
 
     def pods(
         self, base: Base, flavor: Flavor, constraints: Constraints, requests: tuple[tuple[str, int], ...]
-    ) -> Matrix:
-        """Return how many pods of a kind each row has room for; kept, so not to be written."""
+    ) -> tuple[Matrix, int]:
+        """Return how many pods of a kind each row has room for, kept, so not to be written; and all rows together."""
         key = (base, flavor, constraints, requests)
         known = self._counted.get(key)
         if known is not None and known.seen == len(self._changes):
-            return known.pods
+            return known.pods, known.total
         mask = self.mask(flavor, constraints)
         if known is None:
             pods = self.count(self.matrix(base), mask, requests)
@@ -184,12 +185,13 @@ class Fleet:
             rows = np.array(sorted(set(self._changes[known.seen :])), np.int64)
             pods = known.pods.copy()
             pods[rows] = self.count(self.matrix(base)[rows], mask[rows], requests)
+        total = int(pods.sum())
         for kept in (self._counted, self._shared):
             if kept is not None:
                 if key not in kept and len(kept) >= MAX_COUNTS:
                     del kept[next(iter(kept))]
-                kept[key] = _Counted(pods, len(self._changes))
-        return pods
+                kept[key] = _Counted(pods, total, len(self._changes))
+        return pods, total
 
     def count(self, room: Matrix, mask: Mask, requests: Requests) -> Matrix:
         """Return how many pods of a kind each of some rows of room holds."""
@@ -355,13 +357,26 @@ class Room:
 
     def pods(self, flavor: Flavor, constraints: Constraints, requests: tuple[tuple[str, int], ...]) -> Matrix:
         """Return how many pods of a kind each row has room for; not to be written."""
-        pods = self._fleet.pods(self._base, flavor, constraints, requests)
-        if not self._rows:
-            return pods
-        rows, mask = np.array(list(self._rows), np.int64), self._fleet.mask(flavor, constraints)
-        pods = pods.copy()
-        pods[rows] = self._fleet.count(np.stack(list(self._rows.values())), mask[rows], requests)
+        pods, _ = self._fleet.pods(self._base, flavor, constraints, requests)
+        if self._rows:
+            pods = pods.copy()
+            rows, counts = self._changed(flavor, constraints, requests)
+            pods[rows] = counts
         return pods
+
+    def total(self, flavor: Flavor, constraints: Constraints, requests: tuple[tuple[str, int], ...]) -> int:
+        """Return how many pods of a kind all rows together have room for."""
+        pods, total = self._fleet.pods(self._base, flavor, constraints, requests)
+        if self._rows:
+            rows, counts = self._changed(flavor, constraints, requests)
+            total += int(counts.sum()) - int(pods[rows].sum())
+        return total
+
+    def _changed(
+        self, flavor: Flavor, constraints: Constraints, requests: tuple[tuple[str, int], ...]
+    ) -> tuple[Matrix, Matrix]:
+        rows, mask = np.array(list(self._rows), np.int64), self._fleet.mask(flavor, constraints)
+        return rows, self._fleet.count(np.stack(list(self._rows.values())), mask[rows], requests)
 
 
 def _saturated(amount: int) -> int:

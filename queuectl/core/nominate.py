@@ -92,8 +92,10 @@ class _Search:
             tried.append(short[0])
         for one in tried:
             victims = self._victims(roles, one)
+            if not victims:
+                continue
             placed = self._place(roles, one, [victim.gang for victim in victims])
-            if victims and not isinstance(placed, fit.Short):
+            if not isinstance(placed, fit.Short):
                 return Entry(self.gang, roles, one, placed, tuple(victims))
         if short is not None and assignment.mode in {Mode.FIT, Mode.NEVER}:
             return Entry(self.gang, roles, short[0], wait=short[1])
