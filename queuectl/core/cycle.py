@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from queuectl.core.flavors import Mode
-from queuectl.core.nominate import Entry, nominate
-from queuectl.core.preemption import Field
+from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
+from queuectl.core.preemption import Field, Victim
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import Node
 from queuectl.model.objects import Gang, QueueOrder
-from queuectl.model.plan import Admission, Plan, Preempt
+from queuectl.model.plan import Admission, Eviction, Plan, Preempt
 from queuectl.model.policy import Reclaim
 from queuectl.model.reasons import Reason, Why, why
 
@@ -19,7 +18,7 @@ MAX_PLACEMENTS = 10_000  # of one transaction; a single gang may have more
 
 # The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it.
 # Nodes come and go by themselves, so a gang that is too big for today's nodes keeps its place.
-_HOPELESS = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA}
+_HOPELESS = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA}
 
 
 def pending_key(gang: Gang) -> tuple[int, float, int, str]:
@@ -53,7 +52,8 @@ class _Cycle:
     waits: dict[str, Why] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)  # workloads that give way in this cycle
-    failed: dict[object, Why] = field(default_factory=dict)  # by shape
+    failed: dict[object, Why] = field(default_factory=dict)  # by shape, and whether it may preempt yet
+    wakes: list[float] = field(default_factory=list)  # when time limits end that keep somebody waiting
     blocked: dict[str, str] = field(default_factory=dict)  # StrictFIFO queue → its head
     room: int = field(default_factory=lambda: MAX_PLACEMENTS)
 
@@ -81,20 +81,33 @@ class _Cycle:
             if gang.uid not in started:
                 self.positions[gang.uid] = ahead[gang.queue] = ahead.get(gang.queue, 0) + 1
                 self.waits.setdefault(gang.uid, why(Reason.PENDING))
-        wake_at = min((g.not_before for g in waiting if g.not_before > self.now), default=None)
+        self.wakes += [gang.not_before for gang in waiting if gang.not_before > self.now]
+        wake_at = min(self.wakes, default=None)
         return Plan(tuple(self.admissions), tuple(self.preemptions), self.waits, self.positions, wake_at)
 
     def _advance(self, queue: str, line: Iterator[Gang], heads: dict[str, Entry]) -> None:
         """Make the next gang of a line that may be tried the queue's head."""
         for gang in line:
-            wait = self._behind(gang) or self.failed.get(gang.shape)
+            wait = self._behind(gang) or self._failed(gang)
             if wait is not None:
                 self._tell(gang, wait)
             elif len(self.admissions) + len(self.preemptions) >= MAX_ADMISSIONS or self.room <= 0:
                 self._tell(gang, why(Reason.PENDING))  # the cycle is full; it is tried first in the next
             else:
-                heads[queue] = nominate(self.snapshot, self.taken, gang)
+                heads[queue] = nominate(self.snapshot, self.taken, gang, self.now)
                 return
+
+    def _kind(self, gang: Gang) -> object:
+        return (gang.shape, patient_until(gang, self.snapshot.queues[gang.queue]) > self.now)
+
+    def _failed(self, gang: Gang) -> Why | None:
+        """Return why the gang waits if one of its kind has been tried in vain."""
+        wait = self.failed.get(self._kind(gang))
+        if wait is None or wait.reason is not Reason.WAITING_BEFORE_PREEMPTION:
+            return wait
+        queue = self.snapshot.queues[gang.queue]
+        self.wakes.append(patient_until(gang, queue))
+        return be_patient(gang, queue)
 
     def _settle(self, entry: Entry) -> None:
         gang = entry.gang
@@ -102,9 +115,11 @@ class _Cycle:
             if self.snapshot.policy.one_head:
                 self._tell(gang, why(Reason.PENDING))
                 return
-            entry = nominate(self.snapshot, self.taken, gang)
+            entry = nominate(self.snapshot, self.taken, gang, self.now)
         if entry.wait is not None:
-            self.failed[gang.shape] = entry.wait
+            self.failed[self._kind(gang)] = entry.wait
+            if entry.wake_at is not None:
+                self.wakes.append(entry.wake_at)
             self._tell(gang, entry.wait)
             self._keep_for(entry)
             return
@@ -120,8 +135,15 @@ class _Cycle:
             self.admissions.append(admission)
             return
         self.taken |= {victim.uid for victim in victims}
-        self.preemptions.append(Preempt(admission, tuple((v.gang.uid, v.cause) for v in entry.victims)))
-        self._tell(gang, why(Reason.WAITING_FOR_VICTIMS, count=len(victims)))
+        preempt = Preempt(admission, tuple(self._eviction(victim) for victim in entry.victims))
+        self.preemptions.append(preempt)
+        self._tell(gang, preempt.why)
+
+    def _eviction(self, victim: Victim) -> Eviction:
+        gang = victim.gang
+        return Eviction(
+            gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since
+        )
 
     def _still(self, entry: Entry) -> bool:
         """Tell whether the entry can still be had after what was settled since it was nominated."""
@@ -131,7 +153,9 @@ class _Cycle:
             return False
         for tree in (snapshot.tree, snapshot.later):
             with Field(tree, {}, {}).without(victims):
-                if not tree.fits(queue, usage):
+                if not tree.fits(queue, usage) or (
+                    tree is snapshot.later and not snapshot.fits_later(entry.gang, usage)
+                ):
                     return False
         return snapshot.fleet is None or snapshot.fleet.has_room(
             [(p.node, p.requests, p.pods) for p in entry.placements],
@@ -195,7 +219,7 @@ class _Cycle:
             problem = self.snapshot.broken_queues[gang.queue]
             return why(Reason.MISCONFIGURED, field=f"queue {gang.queue}", problem=problem)
         if gang.not_before > self.now:
-            return why(Reason.BACK_OFF, until=_clock(gang.not_before), cause=gang.last_end)
+            return why(Reason.BACK_OFF, until=clock(gang.not_before), cause=gang.last_end)
         return None
 
     def _behind(self, gang: Gang) -> Why | None:
@@ -207,7 +231,3 @@ class _Cycle:
         strict = self.snapshot.queues[gang.queue].order is QueueOrder.STRICT_FIFO
         if strict and wait.reason not in _HOPELESS:
             self.blocked.setdefault(gang.queue, f"{gang.namespace}/{gang.name}")
-
-
-def _clock(unix: float) -> str:
-    return datetime.fromtimestamp(unix, UTC).strftime("%H:%M:%S UTC")

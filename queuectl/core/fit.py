@@ -50,6 +50,15 @@ def fits_later(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor
     return free is not None and not isinstance(_place_in(fleet, free, roles, flavors), Short)
 
 
+def holds(fleet: Fleet, free: Matrix, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> bool:
+    """Tell whether every pod of the roles fits into ``free``, by the same rules as ``place``."""
+    if len(roles) != 1:
+        return not isinstance(_place_in(fleet, free.copy(), roles, flavors), Short)
+    [role] = roles
+    mask = fleet.mask(flavors[role.name], role.constraints)
+    return int(pods_per_node(fleet, free, mask, role.requests).sum()) >= role.pods
+
+
 def exceeds_cluster(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> Why | None:
     """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
     found = _place_in(fleet, fleet.allocatable().copy(), roles, flavors)
@@ -61,10 +70,10 @@ def _place_in(
 ) -> tuple[Placement, ...] | Short:
     """Place into ``free``, which is used up on the way."""
     placements: list[Placement] = []
-    for role in sorted(roles, key=_largest_first):
+    for role in sorted(roles, key=largest_first):
         flavor = flavors[role.name]
         mask = fleet.mask(flavor, role.constraints)
-        counts = _pods_per_node(fleet, free, mask, role.requests)
+        counts = pods_per_node(fleet, free, mask, role.requests)
         rows = _choose(counts, fleet.by_name(), role.pods)
         if rows is None:
             found = int(counts.sum())
@@ -76,13 +85,15 @@ def _place_in(
     return tuple(placements)
 
 
-def _largest_first(role: Role) -> tuple[int, int, int, str]:
+def largest_first(role: Role) -> tuple[int, int, int, str]:
+    """Order in which roles are placed: 1. more devices 2. more cpu 3. more memory a pod 4. name."""
     asks = dict(role.requests)
     devices = sum(amount for resource, amount in role.requests if is_extended(resource))
     return -devices, -asks.get("cpu", 0), -asks.get("memory", 0), role.name
 
 
-def _pods_per_node(fleet: Fleet, free: Matrix, mask: Mask, requests: Requests) -> Matrix:
+def pods_per_node(fleet: Fleet, free: Matrix, mask: Mask, requests: Requests) -> Matrix:
+    """Return how many pods of these requests each row of ``free`` holds."""
     wanted = fleet.columns(requests)
     if wanted is None:
         return np.zeros(len(mask), np.int64)
@@ -109,7 +120,7 @@ def _choose(counts: Matrix, by_name: Matrix, pods: int) -> list[tuple[int, int]]
 def _lacks(fleet: Fleet, free: Matrix, mask: Mask, role: Role, found: int) -> str:
     """Say what keeps the missing pods out: the resource that is good for the fewest pods, or their combination."""
     worth = {
-        resource: int(_pods_per_node(fleet, free, mask, [(resource, amount)]).sum())
+        resource: int(pods_per_node(fleet, free, mask, [(resource, amount)]).sum())
         for resource, amount in role.requests
     }
     scarcest = min(worth, key=lambda resource: (worth[resource], not is_extended(resource), resource))

@@ -11,10 +11,12 @@ import numpy.typing as npt
 
 from queuectl.core.nodes import eligible
 from queuectl.model.objects import Constraints, Flavor, Node, Place
+from queuectl.model.plan import Placement
 
 Matrix = npt.NDArray[np.int64]  # (nodes, resources)
 Mask = npt.NDArray[np.bool_]  # (nodes,)
 Requests = Iterable[tuple[str, int]]
+Part = tuple[int, list[int], Matrix]  # row, columns, amounts
 
 AMOUNT_LIMIT = 2**52  # amounts saturate here, so that the sum of 2,000 pods on a node can't overflow
 MAX_MASKS = 4096  # kept at most, a byte per node each
@@ -107,6 +109,10 @@ class Fleet:
             promised[row, columns] -= amounts
         return room - np.maximum(reserved, promised)
 
+    def parts(self, placements: Iterable[Placement]) -> list[Part]:
+        """Return what placements take of the rows of ``free``."""
+        return [self._at(p.node, p.requests, p.pods) for p in placements]
+
     def free_later(self) -> Matrix | None:
         """Return the room that nobody will have once all victims are gone; None when none are on their way out."""
         if not (self._reserved > self._promised).any():
@@ -196,7 +202,7 @@ class Fleet:
         short = self._allocatable[row, columns] < self._others[row, columns] + most
         return Place.CROWDED if bool(short.any()) else Place.GOOD
 
-    def _at(self, name: str, requests: Requests, count: int) -> tuple[int, list[int], Matrix]:
+    def _at(self, name: str, requests: Requests, count: int) -> Part:
         wanted = {resource: _saturated(amount) for resource, amount in requests}
         row, columns = self._row(name), [self._column(resource) for resource in wanted]  # may replace the matrices
         return row, columns, np.array(list(wanted.values()), np.int64) * count
