@@ -30,7 +30,7 @@ from queuectl.model.reasons import Reason
 AT_ONCE = 8
 DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
 _MANY = 8  # names told when none is near
-_NEVER = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA}  # waits that time doesn't end
+_NEVER = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA}  # waits that time doesn't end
 
 Tell = Callable[[str], None]
 
@@ -196,7 +196,7 @@ def _check_quota(document: Document, job: Job, known: Known) -> None:
         return
     tree = Tree.of(known.queues.values(), broken_queues(known.queues)) if known.queues else Tree(())
     snapshot = Snapshot(known.queues or {}, known.flavors, waiting=Backlog(), fleet=None, tree=tree, later=tree)
-    verdict = nominate(snapshot, frozenset(), job.gang).wait
+    verdict = nominate(snapshot, frozenset(), job.gang, now=0.0).wait
     if verdict is not None and verdict.reason in _NEVER:
         flavors = ", ".join(dict.fromkeys(flavor for flavor, _ in queue.nominal)) or "no flavors"
         remedy = (

@@ -101,7 +101,7 @@ class Reporter:
         if move.end is not None:
             self.event(move.uid, move.end.why, warning=move.end.exit_code != 0)
         elif workload is not None and move.to in {AttemptState.RESERVED, AttemptState.RUNNING}:
-            self.event(move.uid, status.reason(workload, attempt, None))
+            self.event(move.uid, status.reason(workload, attempt, None, ()))
 
     async def admitted(self, uid: str) -> Job | None:
         """Write Admitted for the generation that was planned for; None when the spec is another by now."""
@@ -211,6 +211,7 @@ class Reporter:
             attempt,
             pods=self._world.pods.get((uid, workload.attempt), {}),
             wait=self._world.problem(uid) or plan.waits.get(uid) if workload.state is WorkloadState.QUEUED else None,
+            leaving=self._world.leaving(attempt) if attempt else (),
             position=plan.positions.get(uid),
             now=self._now(),
         )

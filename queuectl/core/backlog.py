@@ -154,7 +154,7 @@ class Waits(Mapping[str, Why]):
     not_yet: Callable[[Gang], Why | None]  # what keeps a gang out of the cycle
     told: Mapping[str, Why]  # by uid
     behind: Mapping[str, tuple[PendingKey, Why]]  # by StrictFIFO queue: its head and what that means for others
-    failed: Mapping[Group, Why]
+    failed: Callable[[Gang, Group], Why | None]  # why those of a shape do
 
     def __getitem__(self, uid: str) -> Why:
         """Return why a gang waits. Raises KeyError for one that doesn't."""
@@ -168,7 +168,7 @@ class Waits(Mapping[str, Why]):
         if head is not None and pending_key(gang) > head[0]:
             return head[1]
         group = self.backlog.lines[gang.queue].groups.get(gang.shape)
-        return (group and self.failed.get(group)) or _PENDING
+        return (group and self.failed(gang, group)) or _PENDING
 
     def __iter__(self) -> Iterator[str]:
         """Yield the uids of those that wait, in order."""

@@ -2,16 +2,15 @@
 
 import heapq
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
 from queuectl.core.flavors import Mode
-from queuectl.core.nominate import Entry, nominate
-from queuectl.core.preemption import Field
+from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
+from queuectl.core.preemption import Field, Victim
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import Node, Tree
 from queuectl.model.objects import Gang, QueueOrder
-from queuectl.model.plan import Admission, Plan, Preempt
+from queuectl.model.plan import Admission, Eviction, Plan, Preempt
 from queuectl.model.policy import Reclaim
 from queuectl.model.reasons import Reason, Why, why
 
@@ -20,7 +19,7 @@ MAX_PLACEMENTS = 10_000  # of one transaction; a single gang may have more
 
 # The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it.
 # Nodes come and go by themselves, so a gang that is too big for today's nodes keeps its place.
-_HOPELESS = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA}
+_HOPELESS = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA}
 
 
 def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
@@ -56,8 +55,9 @@ class _Cycle:
     preemptions: list[Preempt] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)  # workloads that give way in this cycle
     told: dict[str, Why] = field(default_factory=dict)  # why a gang waits
-    failed: dict[Group, Why] = field(default_factory=dict)  # why all of a shape do
+    failed: dict[tuple[Group, bool], Why] = field(default_factory=dict)  # by shape, and whether it may preempt yet
     behind: dict[str, tuple[PendingKey, Why]] = field(default_factory=dict)  # StrictFIFO queue → its head
+    wakes: list[float] = field(default_factory=list)  # when time limits end that keep somebody waiting
     walks: dict[str, Walk] = field(default_factory=dict)
     heads: "_Heads" = field(init=False)
     room: int = field(default_factory=lambda: MAX_PLACEMENTS)
@@ -79,9 +79,9 @@ class _Cycle:
         return Plan(
             tuple(self.admissions),
             tuple(self.preemptions),
-            Waits(backlog, started, self._not_yet, self.told, self.behind, self.failed),
+            Waits(backlog, started, self._not_yet, self.told, self.behind, self._failed),
             Positions(backlog, started),
-            backlog.wake_at(),
+            min((at for at in (backlog.wake_at(), *self.wakes) if at is not None), default=None),
         )
 
     def _advance(self, queue: str) -> None:
@@ -90,16 +90,34 @@ class _Cycle:
         for gang, group in walk:
             if queue in self.behind or len(self.admissions) + len(self.preemptions) >= MAX_ADMISSIONS or self.room <= 0:
                 return  # when the cycle is full, they are tried first in the next
-            entry = nominate(self.snapshot, self.taken, gang)
+            if (group, True) in self.failed and self._is_patient(gang):
+                self.wakes.append(patient_until(gang, self.snapshot.queues[queue]))
+                continue
+            entry = nominate(self.snapshot, self.taken, gang, self.now)
             if entry.wait is None or self.snapshot.policy.one_head:
                 self.heads.push(_Head(entry, group))
                 return
-            self._fail(entry.wait, gang, group)
+            self._fail(entry, entry.wait, group)
 
-    def _fail(self, wait: Why, gang: Gang, group: Group) -> None:
-        self.failed[group] = wait
-        self.walks[gang.queue].drop(group)
-        self._tell(gang, wait)
+    def _is_patient(self, gang: Gang) -> bool:
+        return patient_until(gang, self.snapshot.queues[gang.queue]) > self.now
+
+    def _failed(self, gang: Gang, group: Group) -> Why | None:
+        """Return why the gang waits if one of its kind has been tried in vain."""
+        patient = self._is_patient(gang)
+        wait = (patient and self.failed.get((group, True))) or self.failed.get((group, False))
+        if wait is not None and wait.reason is Reason.WAITING_BEFORE_PREEMPTION:
+            return be_patient(gang, self.snapshot.queues[gang.queue])
+        return wait
+
+    def _fail(self, entry: Entry, wait: Why, group: Group) -> None:
+        patient = self._is_patient(entry.gang)
+        self.failed[group, patient] = wait
+        if not patient:  # those behind it can do no more than it
+            self.walks[entry.gang.queue].drop(group)
+        if entry.wake_at is not None:
+            self.wakes.append(entry.wake_at)
+        self._tell(entry.gang, wait)
 
     def _settle(self, head: _Head) -> None:
         entry, gang = head.entry, head.entry.gang
@@ -107,9 +125,9 @@ class _Cycle:
             if self.snapshot.policy.one_head:
                 self._tell(gang, why(Reason.PENDING))
                 return
-            entry = nominate(self.snapshot, self.taken, gang)
+            entry = nominate(self.snapshot, self.taken, gang, self.now)
         if entry.wait is not None:
-            self._fail(entry.wait, gang, head.group)
+            self._fail(entry, entry.wait, head.group)
             self._keep_for(entry)
             return
         if len(entry.placements) > self.room and self.admissions:
@@ -124,8 +142,15 @@ class _Cycle:
             self.admissions.append(admission)
             return
         self.taken |= {victim.uid for victim in victims}
-        self.preemptions.append(Preempt(admission, tuple((v.gang.uid, v.cause) for v in entry.victims)))
-        self._tell(gang, why(Reason.WAITING_FOR_VICTIMS, count=len(victims)))
+        preempt = Preempt(admission, tuple(self._eviction(victim) for victim in entry.victims))
+        self.preemptions.append(preempt)
+        self._tell(gang, preempt.why)
+
+    def _eviction(self, victim: Victim) -> Eviction:
+        gang = victim.gang
+        return Eviction(
+            gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since
+        )
 
     def _still(self, entry: Entry) -> bool:
         """Tell whether the entry can still be had after what was settled since it was nominated."""
@@ -135,7 +160,9 @@ class _Cycle:
             return False
         for tree in (snapshot.tree, snapshot.later):
             with Field(tree, {}, {}).without(victims):
-                if not tree.fits(queue, usage):
+                if not tree.fits(queue, usage) or (
+                    tree is snapshot.later and not snapshot.fits_later(entry.gang, usage)
+                ):
                     return False
         return snapshot.fleet is None or snapshot.fleet.has_room(
             [(p.node, p.requests, p.pods) for p in entry.placements],
@@ -172,7 +199,7 @@ class _Cycle:
             return why(Reason.HELD, job=gang.name)
         closed = self._closed(gang.queue)
         if closed is None and gang.not_before > self.now:
-            return why(Reason.BACK_OFF, until=_clock(gang.not_before), cause=gang.last_end)
+            return why(Reason.BACK_OFF, until=clock(gang.not_before), cause=gang.last_end)
         return closed
 
     def _tell(self, gang: Gang, wait: Why) -> None:
@@ -253,7 +280,3 @@ class _FairHeads(_Heads):
             return (borrows, share.key, *pending_key(entry.gang))
 
         return min(sides, key=unfairness)[1]
-
-
-def _clock(unix: float) -> str:
-    return datetime.fromtimestamp(unix, UTC).strftime("%H:%M:%S UTC")

@@ -48,6 +48,12 @@ def fits_later(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor
     return room is not None and not isinstance(_place_in(fleet, room, roles, flavors, tell=True), Short)
 
 
+def holds(fleet: Fleet, room: Room, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> bool:
+    """Tell whether every pod of the roles fits into ``room``, by the same rules as ``place``."""
+    room = room if len(roles) == 1 else room.copy()
+    return not isinstance(_place_in(fleet, room, roles, flavors, tell=True), Short)
+
+
 def exceeds_cluster(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> Why | None:
     """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
     found = _place_in(fleet, fleet.emptied(), roles, flavors, tell=True)
@@ -59,7 +65,7 @@ def _place_in(
 ) -> tuple[Placement, ...] | Short:
     """Place into ``room``, which is used up on the way; with ``tell`` only as far as is needed to tell if they fit."""
     placements: list[Placement] = []
-    in_order = sorted(roles, key=_largest_first)
+    in_order = sorted(roles, key=largest_first)
     for role in in_order:
         flavor = flavors[role.name]
         found = room.total(flavor, role.constraints, role.requests)
@@ -76,7 +82,8 @@ def _place_in(
     return tuple(placements)
 
 
-def _largest_first(role: Role) -> tuple[int, int, int, str]:
+def largest_first(role: Role) -> tuple[int, int, int, str]:
+    """Order in which roles are placed: 1. more devices 2. more cpu 3. more memory a pod 4. name."""
     asks = dict(role.requests)
     devices = sum(amount for resource, amount in role.requests if is_extended(resource))
     return -devices, -asks.get("cpu", 0), -asks.get("memory", 0), role.name

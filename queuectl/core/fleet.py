@@ -14,10 +14,12 @@ import numpy.typing as npt
 
 from queuectl.core.nodes import eligible
 from queuectl.model.objects import Constraints, Flavor, Node, Place
+from queuectl.model.plan import Placement
 
 Matrix = npt.NDArray[np.int64]  # (nodes, resources)
 Mask = npt.NDArray[np.bool_]  # (nodes,)
 Requests = Iterable[tuple[str, int]]
+Part = tuple[int, list[int], Matrix]  # row, columns, amounts
 
 AMOUNT_LIMIT = 2**52  # amounts saturate here, so that the sum of 2,000 pods on a node can't overflow
 MAX_MASKS = 4096  # kept at most, a byte per node each
@@ -140,6 +142,10 @@ class Fleet:
         for row, columns, amounts in freed:
             room.use(row, columns, -amounts)
         return room
+
+    def parts(self, placements: Iterable[Placement]) -> list[Part]:
+        """Return what placements take of the rows of a room."""
+        return [self._at(p.node, p.requests, p.pods) for p in placements]
 
     def free_later(self) -> "Room | None":
         """Return the room that nobody will have once all victims are gone; None when none are on their way out."""
@@ -269,7 +275,7 @@ class Fleet:
         short = self._allocatable[row, columns] < self._others[row, columns] + most
         return Place.CROWDED if bool(short.any()) else Place.GOOD
 
-    def _at(self, name: str, requests: Requests, count: int) -> tuple[int, list[int], Matrix]:
+    def _at(self, name: str, requests: Requests, count: int) -> Part:
         wanted = {resource: _saturated(amount) for resource, amount in requests}
         row, columns = self._row(name), [self._column(resource) for resource in wanted]  # may replace the matrices
         return row, columns, np.array(list(wanted.values()), np.int64) * count
@@ -338,6 +344,19 @@ class Room:
         self._fleet = fleet
         self._base = base
         self._rows: dict[int, Matrix] = {}  # row → amounts by column
+
+    def copy(self) -> Self:
+        """Return a room that can be used up for itself."""
+        other = type(self)(self._fleet, self._base)
+        other._rows = {row: amounts.copy() for row, amounts in self._rows.items()}  # noqa: SLF001 - its own kind
+        return other
+
+    def matrix(self) -> Matrix:
+        """Return all of it, a row for each node and a column for each resource, to be written."""
+        matrix = self._fleet.matrix(self._base).copy()
+        for row, amounts in self._rows.items():
+            matrix[row] = amounts
+        return matrix
 
     def of(self, row: int) -> Matrix:
         """Return a row's amounts by column; not to be written."""

@@ -10,9 +10,9 @@ from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
-from queuectl.model.objects import Flavor, Queue
+from queuectl.model.objects import Flavor, Gang, Queue
 from queuectl.model.plan import Admission
-from queuectl.model.policy import FairRule, Preemption
+from queuectl.model.policy import Amounts, FairRule, Preemption
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Snapshot:
     later: Tree
     running: Mapping[str, Sequence[Running]] = field(default_factory=dict)  # by queue; who may be taken
     broken_queues: Mapping[str, str] = field(default_factory=dict)  # queue → what is wrong with its spec
+    budgets: Mapping[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted now
     policy: Policy = Policy()
 
     @cached_property
@@ -51,6 +52,12 @@ class Snapshot:
         """Return a snapshot in which gangs can be assumed."""
         fleet = self.fleet.snapshot() if self.fleet else None
         return replace(self, fleet=fleet, tree=self.tree.copy(), later=self.later.copy())
+
+    def fits_later(self, gang: Gang, usage: Amounts) -> bool:
+        """Tell whether the gang's queue may use that much more, without borrowing if the gang does not."""
+        node = self.later.nodes[gang.queue]
+        borrows = any(node.borrows_with(cell, amount) for cell, amount in usage.items())
+        return self.later.fits(gang.queue, usage) and (gang.preemptible or not borrows)
 
     def assume(self, queue: str, admission: Admission, victims: Iterable[Running] = ()) -> None:
         """Count a gang as reserved, or as waiting for its victims' room, for the rest of the cycle."""

@@ -207,7 +207,7 @@ FLAVORS = {
 
 def admit(view: Snapshot, job: Gang) -> Admission | Why:
     """Return what the gang alone would get."""
-    entry = nominate(view, frozenset(), job)
+    entry = nominate(view, frozenset(), job, 0.0)
     return entry.wait or entry.admission()
 
 

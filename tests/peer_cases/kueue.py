@@ -21,6 +21,7 @@ from queuectl.model.policy import (
     Quota,
     Reclaim,
     Stop,
+    VictimChoice,
     Within,
 )
 
@@ -91,9 +92,7 @@ def _cycle(case: Case) -> dict[str, Any]:
             a.uid: {role: {"count": count, "flavors": dict(a.flavors[role])} for role, count in a.pods.items()}
             for a in decided.admissions
         },
-        "preempt": {
-            uid: _cause(names[uid], cause) for preempt in decided.preemptions for uid, cause in preempt.victims
-        },
+        "preempt": {v.uid: _cause(names[v.uid], v.cause) for preempt in decided.preemptions for v in preempt.victims},
         "pending": sorted(decided.waits),
     }
 
@@ -129,6 +128,7 @@ def _queues(case: Case) -> dict[str, Queue]:
                 Reclaim(policy["reclaimInCohort"]),
                 borrow=borrow is not None,
                 borrow_max_priority=(borrow or {}).get("maxPriority"),
+                victims=VictimChoice.LOWEST_PRIORITY,
             ),
             FlavorChoice(
                 _STOP[policy["whenCanBorrow"]],
