@@ -28,6 +28,7 @@ class Entry:
     victims: tuple[Victim, ...] = ()
     wait: Why | None = None  # set when it can't be had
     wake_at: float | None = None  # Unix seconds at which a time limit ends that keeps it waiting
+    by_quota: bool = False  # it waits, and as long as nothing changes in its tree of queues or of nodes' sizes
 
     @property
     def fits(self) -> bool:
@@ -60,7 +61,7 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float)
             best, high = entry, cut - 1
         else:
             low = cut + 1
-    return best
+    return replace(best, by_quota=False)
 
 
 def patient_until(gang: Gang, queue: Queue) -> float:
@@ -114,7 +115,8 @@ class _Search:
         wait = self._quota_why(assignment)
         if assignment.mode is not Mode.NEVER:
             wait = self._exceeds(roles, assignment) or wait
-        return Entry(self.gang, roles, assignment, wait=wait)
+        by_quota = short is None and assignment.mode in {Mode.NEVER, Mode.NOBODY}
+        return Entry(self.gang, roles, assignment, wait=wait, by_quota=by_quota)
 
     def _preempting(self, roles: tuple[Role, ...], tried: Sequence[Assignment]) -> Entry | None:
         """Return the first that can be had by preemption, now or, if only time keeps it from that, later."""

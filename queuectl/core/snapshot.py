@@ -42,6 +42,10 @@ class Snapshot:
     broken_queues: Mapping[str, str] = field(default_factory=dict)  # queue → what is wrong with its spec
     budgets: Mapping[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted now
     policy: Policy = Policy()
+    # Counts changes of what queues, flavors and nodes are, and by the root of its tree, of what queues hold. With
+    # these, what is known of waiting gangs from the cycle before is used again where nothing has changed.
+    version: int = 0
+    versions: Mapping[str, int] | None = None
 
     @cached_property
     def rules(self) -> dict[str, Preemption]:
