@@ -216,6 +216,7 @@ class _Search:
             taken=self.taken,
             now=self.now,
             budgets=self.snapshot.budgets,
+            quick=blind or beside is None,
             blind=blind,
         )
         return field if beside is None else replace(field, beside=beside)

@@ -21,6 +21,7 @@ from queuectl.model.work import NO_WORK, RESTART_SECONDS, Work
 
 SWAPS = 3  # of the dearest victims, whom it is tried to do without
 ROUNDS = 4  # of such tries, at most
+ENOUGH = 5_000  # candidates looked at in all searches; after that only the first orders are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class Field:
     beside: Beside = field(default_factory=_Nothing)
     now: float = 0.0
     budgets: Mapping[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted
+    quick: bool = False  # whoever gives way; the cheapest need not be looked for
     blind: bool = False  # look at neither shields nor patience: who could give way at another time?
     shielded: dict[str, Running] = field(default_factory=dict)  # who was passed over for a shield, filled in
 
@@ -284,11 +286,16 @@ def _least_lost(
     """
     most = world.lost(peers)
     best, best_key = peers, _cost(world, ask, peers, everybody)
+    looked_at = 0
 
     def improved(order: Sequence[Running]) -> bool:
         nonlocal best, best_key
+        nonlocal looked_at
+        looked_at += len(order)
         found = search(order)
         if not found or world.lost(found) > most:
+            return False
+        if reduce(Work.plus, (world.price(victim.gang) for victim in found), NO_WORK) > best_key[0]:
             return False
         key = _cost(world, ask, found, everybody)
         if key >= best_key:
@@ -306,6 +313,7 @@ def _least_lost(
             for victim in dearest
             if world.price(victim.gang) > NO_WORK
             for order in orders
+            if looked_at < ENOUGH
         ):
             break
     return best
@@ -322,9 +330,9 @@ def _orders(world: Field, ask: Ask, gangs: Sequence[Running]) -> list[list[Runni
     def price(gang: Running) -> tuple[bool, Work, str]:
         return (not gang.evicting, world.price(gang), gang.uid)
 
-    def rate(gang: Running) -> tuple[bool, float, float, str]:
+    def rate(gang: Running) -> tuple[bool, float, float, float, str]:
         cost, part = world.price(gang), portion(gang)
-        return (not gang.evicting, cost.gpu_seconds / part, cost.pod_seconds / part, gang.uid)
+        return (not gang.evicting, cost.gpu_seconds / part, cost.pod_seconds / part, -part, gang.uid)
 
     by_rate = sorted(gangs, key=rate)
     return [by_rate, world.beside.cheapest_first(by_rate, world.price), sorted(gangs, key=price)]
@@ -333,32 +341,42 @@ def _orders(world: Field, ask: Ask, gangs: Sequence[Running]) -> list[list[Runni
 def _cost(world: Field, ask: Ask, victims: Sequence[Victim], everybody: Sequence[Running]) -> tuple[Work, int]:
     """Return what a set of victims counts for, with those whom they take in turn when they come back; and their number.
 
-    A victim may come back at the cost of spared ones of its queue that rank lower. Looked at roughly, by amounts.
+    Else a victim of high priority that loses little would be taken instead of one of low priority, and then take
+    that one too. Looked at roughly: by the amounts that spared gangs of the victim's queue hold which rank lower.
     """
-    price = reduce(Work.plus, (world.price(victim.gang) for victim in victims), NO_WORK)
-    gone = {victim.gang.uid for victim in victims}
-    number = len(victims)
+    gone = {victim.gang.uid: victim.gang for victim in victims}
     spared: dict[str, list[Running]] = {}
-    for gang in sorted(everybody, key=lambda gang: victim_order(gang, ask.queue)):
+    for gang in everybody:
         if gang.uid not in gone and not gang.evicting:
             spared.setdefault(gang.queue, []).append(gang)
-    for victim in sorted(victims, key=lambda v: (-v.gang.priority, v.gang.submitted_at, v.gang.uid)):
-        again = victim.gang
-        rules = world.rules.get(again.queue)
-        if rules is None or again.evicting:
-            continue
-        back = Ask(again.queue, again.priority, again.submitted_at, again.usage, ask.contested)
-        missing = {cell: amount for cell, amount in again.usage.items() if cell in ask.contested}
-        lower = []
-        for gang in spared.get(again.queue, ()):
-            if _may_take(rules.within_queue, gang, back) and any(amount > 0 for amount in missing.values()):
-                lower.append(gang)
-                missing = {cell: amount - gang.usage.get(cell, 0) for cell, amount in missing.items()}
-        if lower and all(amount <= 0 for amount in missing.values()):
-            spared[again.queue] = [gang for gang in spared[again.queue] if gang not in lower]
-            price = reduce(Work.plus, (world.price(gang) for gang in lower), price)
-            number += len(lower)
-    return price, number
+    for gangs in spared.values():
+        gangs.sort(key=lambda gang: victim_order(gang, ask.queue), reverse=True)  # the lowest are popped first
+    counted = list(gone.values())
+    for again in sorted(gone.values(), key=lambda gang: (-gang.priority, gang.submitted_at, gang.uid)):
+        if not again.evicting:
+            counted += _taken_in_turn(world, ask, again, spared.get(again.queue, []))
+    return reduce(Work.plus, map(world.price, counted), NO_WORK), len(counted)
+
+
+def _taken_in_turn(world: Field, ask: Ask, again: Running, spared: list[Running]) -> list[Running]:
+    """Take out of ``spared``, the last first, those whom a victim takes when it comes back, if they suffice."""
+    rules = world.rules.get(again.queue)
+    if rules is None or rules.within_queue is Within.NEVER or not spared:
+        return []
+    back = Ask(again.queue, again.priority, again.submitted_at, again.usage, ask.contested)
+    missing = {cell: amount for cell, amount in again.usage.items() if amount > 0 and cell in ask.contested}
+    lower: list[int] = []
+    for index in range(len(spared) - 1, -1, -1):
+        if not missing or spared[index].priority > again.priority:
+            break
+        if _may_take(rules.within_queue, spared[index], back):
+            lower.append(index)
+            usage = spared[index].usage
+            missing = {cell: amount - usage.get(cell, 0) for cell, amount in missing.items()}
+            missing = {cell: amount for cell, amount in missing.items() if amount > 0}
+        elif rules.within_queue is Within.LOWER_PRIORITY:
+            break
+    return [] if missing else [spared.pop(index) for index in lower]
 
 
 def _dearest_first(world: Field, taken: Iterable[Victim]) -> list[Victim]:
@@ -399,7 +417,7 @@ def _by_priority(world: Field, ask: Ask) -> list[Victim]:
         victims = _search(world, ask, candidates, borrowing=borrowing)
         if not victims:
             continue
-        if rules.victims is VictimChoice.LOWEST_PRIORITY:
+        if world.quick or rules.victims is VictimChoice.LOWEST_PRIORITY:
             return victims
         search = partial(_search_in_order, world, ask, {c.gang.uid: c for c in candidates}, borrowing)
         return _least_lost(world, ask, victims, [candidate.gang for candidate in candidates], search)
@@ -542,7 +560,7 @@ def _by_share(world: Field, ask: Ask) -> list[Victim]:
         return _FairSearch(world, ask, {name: waiting[name] for name in candidates if name in waiting}).run()
 
     victims = search(sorted(everybody, key=lambda gang: victim_order(gang, ask.queue)))
-    if not victims or rules.victims is VictimChoice.LOWEST_PRIORITY:
+    if not victims or world.quick or rules.victims is VictimChoice.LOWEST_PRIORITY:
         return victims
     return _least_lost(world, ask, victims, everybody, search)
 
