@@ -32,11 +32,11 @@ class Changes:
     nodes: set[str] = field(default_factory=set)
     queues: set[str] = field(default_factory=set)
     submissions: set[str] = field(default_factory=set)
-    budgets: bool = False  # whether disruption budgets allow more, which the ledger does not keep
+    candidates: bool = False  # whether more may be taken than before, which the ledger does not keep
 
     def __bool__(self) -> bool:
         """Tell whether there is anything."""
-        return bool(self.nodes or self.queues or self.submissions or self.budgets)
+        return bool(self.nodes or self.queues or self.submissions or self.candidates)
 
 
 class World:
@@ -136,7 +136,7 @@ class World:
         elif old is not None:
             self.budgets.pop(old.key, None)
         less = old is None or (new is not None and new.selector == old.selector and new.allowed <= old.allowed)
-        self.changes.budgets = self.changes.budgets or not less
+        self.changes.candidates = self.changes.candidates or not less
         self.holdings.look_again()
 
     def on_priority_class(self, old: PriorityClass | None, new: PriorityClass | None) -> None:
@@ -209,6 +209,8 @@ class World:
         self.holdings.update(attempt)
         if move.to is AttemptState.RUNNING:
             self.workloads[move.uid] = replace(workload, late_starts=0)
+        if move.to is AttemptState.RESERVED:
+            self.changes.candidates = True  # nobody takes a claim, but a higher priority may take what has its room
         if move.to is AttemptState.ENDED:
             self._ended(workload, attempt, now)
         self.touched.add(move.uid)

@@ -20,7 +20,7 @@ from queuectl.core.tree import Tree
 from queuectl.model.objects import Flavor, Queue
 from queuectl.model.plan import Placement
 from queuectl.model.policy import Preemption, Quota, Reclaim, VictimChoice, Within
-from tests.support.builders import GPU, fleet, gang, node, requests, role
+from tests.support.builders import fleet, gang, node, requests, role
 from tests.support.victims import CELL, NOW, draw, losses, total
 
 SIZES = (250, 500, 1_000, 2_000, 4_000)  # candidates
@@ -103,7 +103,10 @@ def distances(cases: int = CASES) -> dict[str, list[float]]:
 
 
 def table(found: Sequence[Search]) -> str:
-    lines = ["| candidates | nodes | wanted | peers' order | least work lost | victims | work saved |", "| --: " * 7 + "|"]
+    lines = [
+        "| candidates | nodes | wanted | peers' order | least work lost | victims | work saved |",
+        "| --: " * 7 + "|",
+    ]
     lines += [
         f"| {s.candidates} | {s.nodes} | {s.wanted} | {s.peers * 1000:.0f} ms | {s.least * 1000:.0f} ms"
         f" | {s.victims} | {s.saved:.0%} |"

@@ -1,0 +1,99 @@
+"""Who gives way: the least work lost, never more than in the peers' order, and nobody again and again."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queuectl.core import preemption
+from queuectl.model.policy import VictimChoice
+from queuectl.model.work import Work
+from queuectl.simulate.clockwork import PREEMPTED, run
+from queuectl.simulate.form import GPU, read
+from tests.support.victims import Case, draw, fair, losses, total
+
+LEAST, PEERS = VictimChoice
+seeds = st.integers(0, 10**9)
+
+
+def lost(case: Case, choice: VictimChoice) -> Work:
+    price = losses(case)
+    return total(price[victim.uid] for victim in case.victims(choice))
+
+
+@given(seeds, st.booleans(), st.booleans())
+def test_it_never_loses_more_than_the_peers_order_and_takes_nobody_needlessly(
+    seed: int,
+    with_history: bool,  # noqa: FBT001
+    by_shares: bool,  # noqa: FBT001
+) -> None:
+    case = draw(random.Random(seed), history=with_history)
+    case = fair(case) if by_shares else case
+    ours = case.victims(LEAST)
+    assert bool(ours) == bool(case.victims(PEERS))
+    assert lost(case, LEAST) <= lost(case, PEERS)
+    if ours and not by_shares:
+        assert case.makes_room(ours)
+        assert not any(case.makes_room([one for one in ours if one is not spared]) for spared in ours)
+
+
+def test_it_is_the_best_of_all_allowed_sets_nearly_always() -> None:
+    best = found = 0
+    for seed in range(400):
+        case = draw(random.Random(seed), alike=True)
+        if case.victims(PEERS):
+            found += 1
+            best += lost(case, LEAST) == case.least(losses(case))
+    assert found > 100
+    assert best >= 0.98 * found
+
+
+def evictions(scenario: dict[str, Any]) -> Counter[str]:
+    result = run(read(scenario))
+    assert result.faults == []
+    return Counter(entry.job for entry in result.of(PREEMPTED))
+
+
+def history(times: int) -> dict[str, Any]:
+    """Two like jobs, one of which saves each minute and one each hour; every two hours somebody needs one's place."""
+    quota = {"flavor": "default", "resource": GPU, "nominal": 8}
+    urgent = {"queue": "q", "gpus": 4, "priority": 5, "run": 600}
+    return {
+        "nodes": [{"name": "n", "gpus": 8}],
+        "queues": [{"name": "q", "preemption": {"withinQueue": "LowerPriority"}, "quotas": [quota]}],
+        "jobs": [
+            {"name": "often", "queue": "q", "gpus": 4, "checkpoints": 60},
+            {"name": "seldom", "queue": "q", "gpus": 4, "checkpoints": 3600, "at": 1},
+            *({**urgent, "name": f"u{i}", "at": 1000 + 7411 * i} for i in range(times)),
+        ],
+    }
+
+
+def test_who_saves_often_and_who_saves_seldom_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 3600 // 600 + 1  # the longest interval, in restarts
+    for times in (20, 60):
+        found = evictions(history(times))
+        assert found.total() == times
+        assert abs(found["often"] - found["seldom"]) <= most
+    monkeypatch.setattr(preemption, "RESTART_SECONDS", 0)  # by the loss alone it would always be the same
+    assert evictions(history(20)) == {"often": 20}
+
+
+def test_a_victim_does_not_come_back_at_the_cost_of_one_that_was_spared() -> None:
+    """The middle one has lost nothing yet, but it would take the low one in turn."""
+    quota = {"flavor": "default", "resource": GPU, "nominal": 2}
+    found = evictions(
+        {
+            "nodes": [{"name": "n", "gpus": 2}],
+            "queues": [{"name": "q", "preemption": {"withinQueue": "LowerPriority"}, "quotas": [quota]}],
+            "jobs": [
+                {"name": "low", "queue": "q", "gpus": 1, "priority": 1},
+                {"name": "middle", "queue": "q", "gpus": 1, "priority": 2, "checkpoints": 1},
+                {"name": "high", "queue": "q", "gpus": 1, "priority": 3, "at": 1000},
+            ],
+        }
+    )
+    assert found == {"low": 1}
