@@ -5,10 +5,11 @@ import asyncio
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import typer
 
-from tests.bench import decisions, gangs, shown
+from tests.bench import decisions, gangs, shown, victims
 from tests.bench.load import Load
 
 SIZE = Load()
@@ -20,13 +21,13 @@ def main(arguments: list[str] | None = None) -> None:
     result: dict[str, object] = {"machine": shown.machine()}
     if not options.json:
         typer.echo("machine: " + ", ".join(f"{name} {value}" for name, value in shown.machine().items()))
-    if options.only != "decisions":
+    if options.only in {None, "gangs"}:
         load = Load(gangs=options.gangs, pods=options.pods, gpus=options.gpus, nodes=options.nodes)
         runs = list(_runs(load, options.connections, options.rounds))
         result["gangs"] = summary = shown.summary(runs, load)
         if not options.json:
             typer.echo(f"\n{shown.gangs_table(summary)}")
-    if options.only != "gangs":
+    if options.only in {None, "decisions"}:
         for name, shapes in _shapes(len(options.sizes)).items():
             found = []
             for size in decisions.measure(options.sizes, options.events, shapes):
@@ -35,6 +36,12 @@ def main(arguments: list[str] | None = None) -> None:
             result[f"decisions, {name}"] = found
             if not options.json:
                 typer.echo(f"\n{name}\n{shown.decisions_table(found)}")
+    if options.only in {None, "victims"}:
+        searches = list(victims.searches())
+        distances = victims.distances()
+        result["victims"] = {"searches": [asdict(one) for one in searches], "loss / optimum": distances}
+        if not options.json:
+            typer.echo(f"\n{victims.table(searches)}\n\n{victims.distance_table(distances)}")
     if options.json:
         typer.echo(json.dumps(result, indent=2))
 
@@ -68,7 +75,7 @@ def _size(text: str) -> tuple[int, int]:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", choices=("gangs", "decisions"), help="one of the two benchmarks")
+    parser.add_argument("--only", choices=("gangs", "decisions", "victims"), help="one of the benchmarks")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--gangs", type=int, default=SIZE.gangs)
     parser.add_argument("--pods", type=int, default=SIZE.pods, help="of a gang")

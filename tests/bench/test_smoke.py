@@ -2,7 +2,7 @@
 
 import math
 
-from tests.bench import decisions, gangs, shown
+from tests.bench import decisions, gangs, shown, victims
 from tests.bench.load import Load
 
 TINY = Load(gangs=3, pods=2, gpus=4, nodes=4, limit=120)
@@ -29,3 +29,13 @@ def test_decisions_are_timed_at_each_size() -> None:
     assert [(row["nodes"], row["waiting"], row["events"]) for row in found] == [(8, 30, 3), (16, 60, 3)]
     assert all(row["plan p99, ms"] >= row["plan p50, ms"] > 0 for row in found)
     assert "growth" in shown.decisions_table(found)
+
+
+def test_searches_for_victims_are_timed_and_held_against_the_optimum() -> None:
+    found = list(victims.searches([16]))
+    assert [(one.nodes, one.wanted) for one in found] == [(4, 1), (4, 2)]
+    assert all(one.victims >= 4 and one.least > 0 for one in found)
+    assert "victims" in victims.table(found)
+    distances = victims.distances(60)
+    assert all(ratio >= 1 for ratios in distances.values() for ratio in ratios)
+    assert "optimal" in victims.distance_table(distances)

@@ -1,7 +1,5 @@
 """How long the search for victims takes, and how far from the optimum it ends.
 
-    python -m tests.bench.victims
-
 One gang wants whole nodes of a cluster that is full; everybody who runs there is a candidate. Then small random
 cases, each against the best of all sets that may be taken.
 """
@@ -10,8 +8,6 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import typer
 
 from queuectl.core.nominate import nominate
 from queuectl.core.preemption import Running
@@ -122,9 +118,3 @@ def distance_table(found: dict[str, list[float]]) -> str:
         p90, p99 = (ratios[int(part * len(ratios))] for part in (0.9, 0.99))
         lines.append(f"| {name} | {len(ratios)} | {optimal:.1%} | {p90:.2f} | {p99:.2f} | {ratios[-1]:.0f} |")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    typer.echo(table(list(searches())))
-    typer.echo()
-    typer.echo(distance_table(distances()))

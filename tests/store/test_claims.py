@@ -7,9 +7,10 @@ from uuid import uuid4
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Step, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Step, WorkloadState
 from queuectl.model.plan import Eviction, Preempt
 from queuectl.model.policy import Cause
+from queuectl.model.reasons import Reason, why
 from queuectl.store import tables
 from tests.store.scene import DELETED, GPU, PREEMPTED, REQUEUE, SUCCEEDED, UP, Scene, admission
 
@@ -103,6 +104,23 @@ async def test_victims_that_end_at_different_times_and_a_restart_between(full: S
     assert len(await successor.move("p", *UP, *GONE, end=SUCCEEDED)) == 5
     assert await sums(successor) == (0, 0, 0)
     assert await successor.ledger.audit() == []
+
+
+async def test_what_the_choice_of_victims_looks_at_survives_a_restart(full: Scene) -> None:
+    before = await full.workload("v1")
+    assert (before.preemptions, before.first_admitted_at, before.requeued_at) == (0, 1000.0, None)
+    by = {"job": "ns/job-p", "queue": "q", "priority": 1, "cause": "so", "lost": "nothing", "since": ""}
+    await full.cycle(
+        preemptions=[preemption("p", "v1", n1=4, ends={"v1": End(why(Reason.PREEMPTED, **by), Outcome.REQUEUE)})]
+    )
+    await full.move("v1", AttemptState.ENDED)
+    await full.move("v3", *GONE)  # for another reason
+    await full.cycle(admissions=[admission("v3", n2=6)], now=3000.0)
+
+    successor = await Scene.open(full.engine)
+    gave_way, came_back = await successor.workload("v1"), await successor.workload("v3")
+    assert (gave_way.preemptions, gave_way.first_admitted_at, gave_way.requeued_at) == (1, 1000.0, 2000.0)
+    assert (came_back.preemptions, came_back.first_admitted_at, came_back.requeued_at) == (0, 1000.0, 2000.0)
 
 
 async def test_the_last_victims_end_and_the_start_in_one_transaction(full: Scene) -> None:
