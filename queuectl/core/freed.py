@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 
 from queuectl.core import fit
-from queuectl.core.fleet import Mask, Matrix, Part
+from queuectl.core.fleet import MANY, Mask, Matrix, Part
 from queuectl.core.preemption import Running
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Role
@@ -25,30 +25,37 @@ class Freed:
         self._usage = usage
         self._roles = roles
         self._flavors = flavors
-        self._room = snapshot.fleet.free() if snapshot.fleet else None
         self._parts: dict[str, list[Part]] = {}
+        if snapshot.fleet is None:
+            return
+        # Places for pods of the largest role, counted anew only where something changes.
+        self._role = min(roles, key=fit.largest_first)
+        kind = (flavors[self._role.name], self._role.constraints, self._role.requests)
+        self._room = snapshot.fleet.free()
+        self._may = snapshot.fleet.mask(*kind[:2])
+        self._wanted = snapshot.fleet.columns(self._role.requests)
+        self._counts = self._room.pods(*kind).tolist()
+        self._total = self._room.total(*kind)
 
     def take(self, gang: Running) -> None:
         """Take a gang away."""
         self._tree.remove(gang.queue, gang.usage)
-        if self._room is not None:
-            for row, columns, amounts in self._parts_of(gang):
-                self._room.use(row, columns, -amounts)
+        self._change(gang, -1)
 
     def put_back(self, gang: Running) -> None:
         """Have it there again."""
         self._tree.add(gang.queue, gang.usage)
-        if self._room is not None:
-            for row, columns, amounts in self._parts_of(gang):
-                self._room.use(row, columns, amounts)
+        self._change(gang, +1)
 
     def fits(self) -> bool:
         """Tell whether quota and nodes hold the roles."""
         if not self._tree.fits(self._queue, self._usage):
             return False
-        return (
-            self._fleet is None or self._room is None or fit.holds(self._fleet, self._room, self._roles, self._flavors)
-        )
+        if self._fleet is None:
+            return True
+        if self._total < self._role.pods:
+            return False
+        return len(self._roles) == 1 or fit.holds(self._fleet, self._room, self._roles, self._flavors)
 
     def cheapest_first(self, gangs: Sequence[Running], price: Callable[[Running], Work]) -> list[Running]:
         """Order gangs so that those come first who together leave another place for a pod at the lowest price.
@@ -56,24 +63,32 @@ class Freed:
         A place is one of the largest role. What a gang leaves on other nodes, and that it costs nothing there any
         more, counts from then on. Those who are not needed for any place come last, in the given order.
         """
-        if self._fleet is None or self._room is None:
+        if self._fleet is None or self._wanted is None:
             return list(gangs)
-        role = min(self._roles, key=fit.largest_first)
-        wanted = self._fleet.columns(role.requests)
-        if wanted is None:
-            return list(gangs)
-        flavor = self._flavors[role.name]
-        may = self._fleet.mask(flavor, role.constraints)
-        missing = role.pods - self._room.total(flavor, role.constraints, role.requests)
         parts = {gang.uid: self._parts_of(gang) for gang in gangs}
-        first = _Places(self._room.matrix(), may, wanted, gangs, parts=parts, price=price).cheapest(missing)
+        places = _Places(self._room.matrix(), self._may, self._wanted, gangs, parts=parts, price=price)
+        first = places.cheapest(self._role.pods - self._total)
         return [*first.values(), *(gang for gang in gangs if gang.uid not in first)]
+
+    def _change(self, gang: Running, sign: int) -> None:
+        for row, columns, amounts in self._parts_of(gang):
+            self._room.use(row, columns, sign * amounts)
+            if self._may[row] and self._wanted is not None:
+                now = pods_in(self._room.of(row), self._wanted)
+                self._total += now - self._counts[row]
+                self._counts[row] = now
 
     def _parts_of(self, gang: Running) -> list[Part]:
         parts = self._parts.get(gang.uid)
         if parts is None:
             parts = self._parts[gang.uid] = self._fleet.parts(gang.placements) if self._fleet else []
         return parts
+
+
+def pods_in(room: Matrix, wanted: tuple[list[int], Matrix]) -> int:
+    """Return how many pods a node's room by column holds."""
+    columns, amounts = wanted
+    return max(0, int((room[columns] // amounts).min(initial=MANY)))
 
 
 class _Places:
@@ -90,7 +105,7 @@ class _Places:
         price: Callable[[Running], Work],
     ) -> None:
         self._free = free
-        self._columns, self._amounts = wanted
+        self._wanted = wanted
         self._parts = parts
         self._price = price
         self._gone: dict[str, Running] = {}
@@ -148,4 +163,4 @@ class _Places:
         return sorted(touched & self._on.keys())
 
     def _pods(self, row: int) -> int:
-        return max(0, int((self._free[row, self._columns] // self._amounts).min()))
+        return pods_in(self._free[row], self._wanted)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from queuectl.core.backlog import Backlog
 from queuectl.core.nominate import nominate
 from queuectl.core.preemption import Running
 from queuectl.core.snapshot import Snapshot
@@ -73,7 +74,7 @@ def _search(candidates: int, share: int) -> Search:
         for one in running:
             tree.add(one.queue, one.usage)
         by_queue = {name: [one for one in running if one.queue == name] for name in "ab"}
-        snapshot = Snapshot(queues, {"any": Flavor("any")}, (), cluster, tree, tree.copy(), by_queue)
+        snapshot = Snapshot(queues, {"any": Flavor("any")}, Backlog(), cluster, tree, tree.copy(), by_queue)
         began = time.process_time()
         entry = nominate(snapshot, frozenset(), newcomer, NOW)
         return time.process_time() - began, [victim.gang for victim in entry.victims]

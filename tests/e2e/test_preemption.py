@@ -30,6 +30,8 @@ async def test_a_higher_priority_takes_the_lower_one_of_its_queue(stage: Stage) 
     await stage.until_phase("low", "Running")
     await stage.submit("high", 2, 8, priority=10, run_seconds=2)
     await stage.until_phase("high", "Succeeded", seconds=60)
+    told = await stage.until_event("high", "WaitingForVictims")
+    assert f"{stage.namespace}/low (queue {stage.name}, priority 0, loses " in told
     low = await stage.until_phase("low", "Running", seconds=60)
     assert low["status"]["attempt"] == 2
     assert low["status"].get("failures", 0) == 0
@@ -44,9 +46,34 @@ async def test_lent_quota_is_taken_back(stage: Stage) -> None:
     await stage.submit("owner", 1, 8, queue=queue(stage, "a"))
     await stage.until_phase("owner", "Running", seconds=60)
     gone = await stage.until_job("borrower", lambda s: s.get("phase") == "Pending", "waits", seconds=60)
-    evicted = next(c for c in gone["status"]["conditions"] if c["type"] == "Evicted")
-    assert evicted["reason"] == "Preempted"
-    assert f"{stage.namespace}/owner" in evicted["message"]
+    for kind in ("Evicted", "Preempted"):
+        condition = next(c for c in gone["status"]["conditions"] if c["type"] == kind)
+        assert (condition["status"], condition["reason"]) == ("True", "Preempted")
+        for told in (f"{stage.namespace}/owner", f"queue {queue(stage, 'a')}", "priority 0", "GPU-seconds"):
+            assert told in condition["message"]
+    assert condition["message"] in await stage.until_event("borrower", "Preempted")
+
+
+async def test_nobody_is_told_to_go_whom_a_disruption_budget_keeps(stage: Stage) -> None:
+    await stage.nodes(1)
+    await stage.queue(8, preemption={"withinQueue": "LowerPriority"})
+    await stage.create(
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": "keep", "namespace": stage.namespace},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"queuectl.dev/job": "low"}}},
+        }
+    )
+    stage.controller().start()
+    await stage.submit("low", 1, 8)
+    await stage.until_phase("low", "Running")
+    await stage.submit("high", 1, 8, priority=10)
+    await stage.until_reason("high", "DisruptionForbidden")
+    assert f"{stage.namespace}/keep" in (await stage.get_job("high") or {})["status"]["message"]
+    path = f"/apis/policy/v1/namespaces/{stage.namespace}/poddisruptionbudgets/keep"
+    await stage.client.request("DELETE", path)
+    await stage.until_phase("high", "Running", seconds=60)
 
 
 async def test_nobody_is_taken_for_a_job_that_would_not_fit_then(stage: Stage) -> None:

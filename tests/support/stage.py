@@ -256,6 +256,18 @@ class Stage:
 
     # Waiting
 
+    async def until_event(self, name: str, reason: str, *, seconds: float = LIMIT_SECONDS) -> str:
+        """Wait until an event of the job bears the reason; return its note."""
+        path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
+
+        async def look() -> str | None:
+            for item in (await self.client.request("GET", path))["items"]:
+                if item["reason"] == reason and item["regarding"]["name"] == name:
+                    return str(item["note"])
+            return None
+
+        return await eventually(look, f"job {name} has an event {reason}", seconds=seconds)
+
     async def until_job(
         self, name: str, holds: Callable[[Object], object], what: str, *, seconds: float = LIMIT_SECONDS
     ) -> Object:
