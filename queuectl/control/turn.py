@@ -132,5 +132,5 @@ def _preempted(victim: Eviction, by: Mapping[str, object]) -> Why:
     since = "" if victim.since is None else f", its work since {clock(victim.since)}"
     return why(
         Reason.PREEMPTED, **by, cause=CAUSES[victim.cause], lost=str(victim.lost), since=since,
-        gpu_seconds=victim.lost.gpu_seconds, pod_seconds=victim.lost.pod_seconds,
+        gpu_seconds=victim.lost.gpu_seconds, pod_seconds=victim.lost.pod_seconds, saved_at=victim.since,
     )  # fmt: skip

@@ -4,17 +4,16 @@ Informers tell it of changes; the engine tells it what the ledger has committed.
 what has changed since the last look, so that a cycle costs what changed and not what exists.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from queuectl.control.budgets import Budgets
 from queuectl.control.holdings import Holdings
 from queuectl.core.backlog import Backlog
 from queuectl.core.fleet import Fleet
 from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
-from queuectl.core.nodes import selects
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
-from queuectl.kube.pods import labels
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Budget, Constraints, Flavor, Gang, Job, Node, Place, Pod, PriorityClass, Queue
 from queuectl.model.plan import Eviction, Plan
@@ -48,7 +47,7 @@ class World:
         self.queues: dict[str, Queue] = {}
         self.flavors: dict[str, Flavor] = {}
         self.priorities: dict[str, PriorityClass] = {}
-        self.budgets: dict[str, Budget] = {}
+        self.budgets = Budgets()
         self.jobs: dict[str, Job] = {}
         self.workloads: dict[str, Workload] = {}
         self.attempts: dict[str, Attempt] = {}  # active ones, by workload uid
@@ -131,12 +130,8 @@ class World:
 
     def on_budget(self, old: Budget | None, new: Budget | None) -> None:
         """Take in a changed PodDisruptionBudget."""
-        if new is not None:
-            self.budgets[new.key] = new
-        elif old is not None:
-            self.budgets.pop(old.key, None)
-        less = old is None or (new is not None and new.selector == old.selector and new.allowed <= old.allowed)
-        self.changes.candidates = self.changes.candidates or not less
+        if self.budgets.change(old, new):
+            self.changes.candidates = True
         self.holdings.look_again()
 
     def on_priority_class(self, old: PriorityClass | None, new: PriorityClass | None) -> None:
@@ -290,7 +285,7 @@ class World:
             version=self._version,
             versions=dict(self.holdings.versions),
             broken_queues=broken,
-            budgets=self._allowances(),
+            budgets=self.budgets.allowed(self._leaving()),
             policy=self.policy,
         )
 
@@ -465,27 +460,13 @@ class World:
         return replace(given, preemptible=given.preemptible and job.gang.preemptible)
 
     def _covered(self, attempt: Attempt) -> tuple[tuple[str, int], ...]:
-        """Return the disruption budgets that cover pods of an attempt, and how many."""
-        job = self.jobs.get(attempt.uid) if self.budgets else None
-        if job is None:
-            return ()
-        counts: dict[str, int] = {}
-        for budget in self.budgets.values():
-            if budget.namespace != job.gang.namespace or budget.selector is None:
-                continue
-            for placement in attempt.placements:
-                if selects(budget.selector, labels(job, attempt, placement.role)):
-                    counts[budget.key] = counts.get(budget.key, 0) + placement.pods
-        return tuple(sorted(counts.items()))
+        return self.budgets.covering(self.jobs.get(attempt.uid), attempt)
 
-    def _allowances(self) -> dict[str, int]:
-        """Return how many pods each budget lets go; those that have been told to go and are still there count."""
-        left = {budget.key: budget.allowed for budget in self.budgets.values()}
-        for attempt in self.attempts.values() if left else ():
+    def _leaving(self) -> Iterator[tuple[Job | None, Attempt]]:
+        """Yield attempts that were told to go and have pods yet."""
+        for attempt in self.attempts.values():
             if attempt.state is AttemptState.ENDING and self.pods.get((attempt.uid, attempt.number)):
-                for key, pods in self._covered(attempt):
-                    left[key] -= pods
-        return left
+                yield self.jobs.get(attempt.uid), attempt
 
     def _gang(self, job: Job, workload: Workload) -> Gang:
         given = self._class_of(job)

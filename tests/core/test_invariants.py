@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from queuectl.core.backlog import Backlog, pending_key
 from queuectl.core.cycle import plan
-from queuectl.model.lifecycle import Attempt, AttemptState, End, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Workload, WorkloadState
 from queuectl.model.objects import QueueOrder
 from queuectl.model.policy import Within
 from queuectl.model.reasons import Reason
@@ -19,8 +19,9 @@ from queuectl.simulate.clockwork import Clockwork
 from queuectl.simulate.form import GPU, EventForm, JobForm, QuotaEdit, read
 from tests.support.virtual import FLAVORS, QUEUES, clusters, jobs
 
-PASSED = {Reason.EXCEEDS_MAX_QUOTA, Reason.NO_MATCHING_FLAVOR, Reason.HELD, Reason.BACK_OFF}
-HOPELESS = {Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_CLUSTER, Reason.NO_MATCHING_FLAVOR}
+NEVER = {Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, Reason.NO_MATCHING_FLAVOR}
+PASSED = NEVER | {Reason.HELD, Reason.BACK_OFF}
+HOPELESS = NEVER | {Reason.EXCEEDS_CLUSTER}
 Sums = Counter[tuple[str, str]]
 Cell = tuple[str, str]
 
@@ -35,6 +36,7 @@ class Watched(Clockwork):
         super()._cycle()
         for uid in self.world.attempts.keys() - before.keys():
             self._assert_it_passed_nobody(uid)
+            self._assert_it_borrows_only_if_it_may_be_taken(uid)
             self.used[self.world.workloads[uid].queue].update(self.world.attempts[uid].quota)
         self._assert_what_is_known_is_true()
         for queue, cells in self.taken:
@@ -46,6 +48,18 @@ class Watched(Clockwork):
         snapshot = self.world.snapshot()
         anew = replace(snapshot, waiting=Backlog(snapshot.waiting), versions=None)
         assert plan(snapshot, self.now) == plan(anew, self.now)
+
+    def _assert_it_borrows_only_if_it_may_be_taken(self, uid: str) -> None:
+        world = self.world
+        queue = world.workloads[uid].queue
+        kept: Sums = Counter()
+        for attempt in counted(self, later=True):
+            mine = world.workloads[attempt.uid].queue == queue
+            if mine and attempt.uid in world.jobs and not world.jobs[attempt.uid].gang.preemptible:
+                kept.update(attempt.quota)
+        if not world.jobs[uid].gang.preemptible:
+            own = world.queues[queue].nominal
+            assert all(kept[cell] <= own.get(cell, 0) for cell in world.attempts[uid].quota)
 
     def _assert_it_passed_nobody(self, uid: str) -> None:
         """Of a strict queue, only those who can't start whatever ends are passed."""
@@ -68,6 +82,7 @@ class Watched(Clockwork):
         assert all(victim.holds and not victim.claimed for victim in victims), "two preemptors share no victim"
         for victim in victims:
             theirs = world.workloads[victim.uid]
+            self._assert_it_may_be_taken(victim, mine)
             if theirs.queue == mine.queue:
                 newer = theirs.submitted_at >= mine.submitted_at
                 equal = world.queues[mine.queue].preemption.within_queue is Within.LOWER_OR_NEWER_EQUAL_PRIORITY
@@ -81,6 +96,19 @@ class Watched(Clockwork):
         for queue in self.line(mine.queue):
             used = in_queue(self, queue, later=True)
             assert all(used[cell] <= self.most(queue, cell) for cell in attempt.quota), queue
+
+    def _assert_it_may_be_taken(self, victim: Attempt, mine: Workload) -> None:
+        """What was told to go for another reason may be; anybody else only when nothing protects it."""
+        world = self.world
+        if victim.state is AttemptState.ENDING:
+            return
+        job = world.jobs[victim.uid]
+        assert job.gang.preemptible or job.generation != victim.generation
+        protected = world.queues[world.workloads[victim.uid].queue].preemption.min_run_seconds
+        since = self.now if victim.running_at is None else victim.running_at
+        assert since + protected <= self.now
+        waits_since = mine.submitted_at if mine.requeued_at is None else mine.requeued_at
+        assert waits_since + world.queues[mine.queue].preemption.wait_seconds <= self.now
 
     def line(self, queue: str) -> list[str]:
         result = [queue]

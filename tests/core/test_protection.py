@@ -35,16 +35,13 @@ def reason(clock: Clockwork, job: str) -> str:
     return clock.states()[job].code
 
 
-def set_budget(clock: Clockwork, budget: Budget) -> None:
-    clock.world.on_budget(clock.world.budgets.get(budget.key), budget)
-
-
 def test_nobody_is_told_to_go_whom_a_disruption_budget_keeps() -> None:
     clock = clockwork({"name": "low", "pods": 4, "gpus": 2}, {"name": "high", "gpus": 8, "priority": 1, "at": 10})
     told: list[str] = []
-    set_budget(clock, covers("low", allowed=3))
+    before, after = covers("low", allowed=3), covers("low", allowed=4)
+    clock.world.on_budget(None, before)
     clock.at(20, lambda: told.append(clock.states()["high"].why))
-    clock.at(30, lambda: set_budget(clock, covers("low", allowed=4)))
+    clock.at(30, lambda: clock.world.on_budget(before, after))
     result = clock.run()
     assert told == ["default/low could give way to it, but PodDisruptionBudget default/keep does not allow it now."]
     assert evicted(result) == [(30, "low")]
@@ -54,14 +51,14 @@ def test_victims_under_one_budget_count_together() -> None:
     jobs = [{"name": name, "gpus": 4, "at": at} for at, name in enumerate(("one", "two", "free"))]
     newcomer = {"name": "high", "gpus": 8, "priority": 1, "at": 100}
     clock = clockwork(*jobs, newcomer, gpus=12)
-    set_budget(clock, covers("one", "two", allowed=1))
+    clock.world.on_budget(None, covers("one", "two", allowed=1))
     result = clock.run()
     gone = {job for _, job in evicted(result)}
     assert len(gone) == 2
     assert "free" in gone
 
     clock = clockwork(*jobs[:2], newcomer)
-    set_budget(clock, covers("one", "two", allowed=1))
+    clock.world.on_budget(None, covers("one", "two", allowed=1))
     assert evicted(clock.run()) == []
     assert reason(clock, "high") == "DisruptionForbidden"
 
@@ -70,7 +67,7 @@ def test_pods_that_have_been_told_to_go_count_until_they_are_gone() -> None:
     lows = [{"name": f"low-{i}", "gpus": 4, "grace": 30} for i in range(2)]
     highs = [{"name": f"high-{i}", "gpus": 4, "priority": 1, "at": 10 + i} for i in range(2)]
     clock = clockwork(*lows, *highs)
-    set_budget(clock, covers("low-0", "low-1", allowed=1))
+    clock.world.on_budget(None, covers("low-0", "low-1", allowed=1))
     clock._until = 39
     assert len(evicted(clock.run())) == 1
     assert reason(clock, "high-1") == "DisruptionForbidden"

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from queuectl.model.policy import FairRule, Prefer, Reclaim, Stop, Within
+from queuectl.model.policy import FairRule, Prefer, Reclaim, Stop, VictimChoice, Within
 from queuectl.simulate.form import GPU
 
 FLAVORS = ["red", "blue"]
@@ -31,6 +31,9 @@ def preemption(draw: st.DrawFn) -> dict[str, Any]:
         "reclaimFromCohort": draw(
             st.sampled_from([Reclaim.ANY, Reclaim.ANY, Reclaim.LOWER_PRIORITY, Reclaim.NEVER])
         ).value,
+        "victims": draw(st.sampled_from(VictimChoice)).value,
+        "waitSeconds": draw(st.sampled_from([0, 0, 0, 4])),
+        "minRunSeconds": draw(st.sampled_from([0, 0, 0, 6])),
     }
     if rules["reclaimFromCohort"] != Reclaim.NEVER.value and draw(st.booleans()):
         rules["borrowWithinCohort"] = draw(st.sampled_from([{}, {"maxPriority": 1}]))
@@ -92,4 +95,7 @@ def jobs(draw: st.DrawFn, name: str) -> dict[str, Any]:
         "minPods": draw(st.sampled_from([None, None, 1])),
         "gpus": draw(st.integers(1, 2)),
         "grace": draw(st.sampled_from([0, 0, 1, 7])),
+        "startSeconds": draw(st.sampled_from([0, 0, 0, 2])),
+        "checkpoints": draw(st.sampled_from([None, 2, 30])),
+        "preemptible": draw(st.sampled_from([None, None, None, False])),
     }

@@ -1,0 +1,51 @@
+"""PodDisruptionBudgets: how many pods of whom may be evicted now."""
+
+from collections.abc import Iterable
+
+from queuectl.core.nodes import selects
+from queuectl.kube.pods import labels
+from queuectl.model.lifecycle import Attempt
+from queuectl.model.objects import Budget, Job
+
+
+class Budgets:
+    """All budgets, by namespace."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._of: dict[str, dict[str, Budget]] = {}
+
+    def change(self, old: Budget | None, new: Budget | None) -> bool:
+        """Take in a changed budget; tell whether more may be evicted now, or others."""
+        if new is not None:
+            self._of.setdefault(new.namespace, {})[new.key] = new
+        elif old is not None:
+            self._of.get(old.namespace, {}).pop(old.key, None)
+        less = old is None or (new is not None and new.selector == old.selector and new.allowed <= old.allowed)
+        return not less
+
+    def covering(self, job: Job | None, attempt: Attempt) -> tuple[tuple[str, int], ...]:
+        """Return the budgets that cover pods of an attempt, and how many."""
+        budgets = self._of.get(job.gang.namespace) if job else None
+        if job is None or not budgets:
+            return ()
+        pods: dict[str, int] = {}
+        for placement in attempt.placements:
+            pods[placement.role] = pods.get(placement.role, 0) + placement.pods
+        counts = {}
+        for key, budget in sorted(budgets.items()):
+            if budget.selector is not None:
+                covered = (n for role, n in pods.items() if selects(budget.selector, labels(job, attempt, role)))
+                counts[key] = sum(covered)
+        return tuple((key, count) for key, count in counts.items() if count)
+
+    def allowed(self, leaving: Iterable[tuple[Job | None, Attempt]]) -> dict[str, int]:
+        """Return how many pods each lets go; those that were told to go and are still there count as well.
+
+        The API server counts them too, soon; until then it is safer to count some twice than none.
+        """
+        left = {key: budget.allowed for budgets in self._of.values() for key, budget in budgets.items()}
+        for job, attempt in leaving if left else ():
+            for key, count in self.covering(job, attempt):
+                left[key] -= count
+        return left
