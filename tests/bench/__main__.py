@@ -37,13 +37,16 @@ def main(arguments: list[str] | None = None) -> None:
             if not options.json:
                 typer.echo(f"\n{name}\n{shown.decisions_table(found)}")
     if options.only in {None, "victims"}:
-        searches = list(victims.searches())
-        distances = victims.distances()
-        result["victims"] = {"searches": [asdict(one) for one in searches], "loss / optimum": distances}
-        if not options.json:
-            typer.echo(f"\n{victims.table(searches)}\n\n{victims.distance_table(distances)}")
+        result["victims"] = _victims(show=not options.json)
     if options.json:
         typer.echo(json.dumps(result, indent=2))
+
+
+def _victims(*, show: bool) -> dict[str, object]:
+    searches, distances = list(victims.searches()), victims.distances()
+    if show:
+        typer.echo(f"\n{victims.table(searches)}\n\n{victims.distance_table(distances)}")
+    return {"searches": [asdict(one) for one in searches], "loss / optimum": distances}
 
 
 def _runs(load: Load, connections: list[int], rounds: int) -> Iterator[gangs.Run]:
