@@ -49,7 +49,7 @@ async def test_lent_quota_is_taken_back(stage: Stage) -> None:
     for kind in ("Evicted", "Preempted"):
         condition = next(c for c in gone["status"]["conditions"] if c["type"] == kind)
         assert (condition["status"], condition["reason"]) == ("True", "Preempted")
-        for told in (f"{stage.namespace}/owner", f"queue {queue(stage, 'a')}", "priority 0", "GPU-seconds"):
+        for told in (f"{stage.namespace}/owner", f"queue {queue(stage, 'a')}", "priority 0", "It loses "):
             assert told in condition["message"]
     assert condition["message"] in await stage.until_event("borrower", "Preempted")
 

@@ -12,7 +12,7 @@ from queuectl.core.nominate import nominate
 from queuectl.core.preemption import Running
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import Tree
-from queuectl.model.objects import Flavor, Gang, Queue, Role
+from queuectl.model.objects import Flavor, Gang, Queue
 from queuectl.model.plan import Placement
 from queuectl.model.policy import FairRule, Preemption, Quota, Reclaim, VictimChoice, Within
 from queuectl.model.work import NO_WORK, Work
@@ -182,6 +182,3 @@ def _place(dice: random.Random, free: dict[str, int]) -> tuple[Placement, ...]:
             free[name] -= size
             found.append(Placement("worker", "any", name, 1, requests(gpu=size)))
     return tuple(found)
-
-
-__all__ = ["CELL", "GPU", "NOW", "Case", "Role", "draw", "fair", "losses", "total"]
