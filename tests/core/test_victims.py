@@ -57,15 +57,16 @@ def evictions(scenario: dict[str, Any]) -> Counter[str]:
     return Counter(entry.job for entry in result.of(PREEMPTED))
 
 
-def history(times: int) -> dict[str, Any]:
+def history(times: int, *, often_at: int = 0, choice: VictimChoice = LEAST) -> dict[str, Any]:
     """Two like jobs, one of which saves each minute and one each hour; every two hours somebody needs one's place."""
     quota = {"flavor": "default", "resource": GPU, "nominal": 8}
+    rules = {"withinQueue": "LowerPriority", "victims": choice.value}
     urgent = {"queue": "q", "gpus": 4, "priority": 5, "run": 600}
     return {
         "nodes": [{"name": "n", "gpus": 8}],
-        "queues": [{"name": "q", "preemption": {"withinQueue": "LowerPriority"}, "quotas": [quota]}],
+        "queues": [{"name": "q", "preemption": rules, "quotas": [quota]}],
         "jobs": [
-            {"name": "often", "queue": "q", "gpus": 4, "checkpoints": 60},
+            {"name": "often", "queue": "q", "gpus": 4, "checkpoints": 60, "at": often_at},
             {"name": "seldom", "queue": "q", "gpus": 4, "checkpoints": 3600, "at": 1},
             *({**urgent, "name": f"u{i}", "at": 1000 + 7411 * i} for i in range(times)),
         ],
@@ -80,6 +81,13 @@ def test_who_saves_often_and_who_saves_seldom_take_turns(monkeypatch: pytest.Mon
         assert abs(found["often"] - found["seldom"]) <= most
     monkeypatch.setattr(preemption, "RESTART_SECONDS", 0)  # by the loss alone it would always be the same
     assert evictions(history(20)) == {"often": 20}
+
+
+def test_who_would_give_way_whatever_anybody_saves_does_so_no_more_often_for_saving() -> None:
+    """The latest of the lowest priority: for anybody else more would be lost than in the peers' order."""
+    blind = evictions(history(20, often_at=2, choice=PEERS))
+    assert blind == {"often": 20}
+    assert evictions(history(20, often_at=2))["often"] <= blind["often"]
 
 
 def test_a_victim_does_not_come_back_at_the_cost_of_one_that_was_spared() -> None:
