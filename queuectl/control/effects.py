@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 # Answers that the same pod will get again however often it is sent.
 _PERMANENT = {400, 413, 422}
-_URGENCY = {Step.REMOVE: 0, Step.UNGATE: 1, Step.CREATE: 2}
+_URGENCY = {Step.REMOVE: 0, Step.SHRINK: 0, Step.UNGATE: 1, Step.CREATE: 2}
 
 
 class _SupersededError(Exception):
@@ -102,7 +102,10 @@ class Executor:
                 self._locks.pop(uid, None)
 
     async def _carry_out(self, uid: str, number: int, state: AttemptState) -> None:
-        step = {Step.CREATE: self._create, Step.UNGATE: self._ungate, Step.REMOVE: self._remove}[STEP_OF[state]]
+        steps = {
+            Step.CREATE: self._create, Step.UNGATE: self._ungate, Step.SHRINK: self._shrink, Step.REMOVE: self._remove,
+        }  # fmt: skip
+        step = steps[STEP_OF[state]]
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(ApiUnreachableError),
             wait=wait_random_exponential(multiplier=0.2, max=5),
@@ -168,6 +171,12 @@ class Executor:
 
         await _all(ungate(pod, nodes[key][0]) for key, pod in view.pods.items() if pod.gated)
         return Move(attempt.uid, attempt.number, AttemptState.UNGATED)
+
+    async def _shrink(self, view: View) -> None:
+        """Delete the pods that the gang gives up; that they are gone shows in the watch."""
+        lost = {node for node, place in view.places.items() if place is Place.GONE}
+        left = [pod for pod in holding(view) if pod.node in lost or not pod.deleting]
+        await _all(self._writer.remove_pod(pod, at_once=pod.node in lost) for pod in left)
 
     async def _remove(self, view: View) -> None:
         """Delete what still holds room; that it is gone shows in the watch."""

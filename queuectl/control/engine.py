@@ -18,7 +18,7 @@ from queuectl.control.effects import Executor
 from queuectl.control.report import Reporter
 from queuectl.control.world import World
 from queuectl.kube.writes import Writer
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, Leave, Move, Shrink, WorkloadState
 from queuectl.model.objects import Pod
 from queuectl.model.plan import Preempt
 from queuectl.store.ledger import Ledger
@@ -122,7 +122,7 @@ class Engine:
 
     def _take(self, move: Move, now: float) -> None:
         attempt, workload = self._world.attempts[move.uid], self._world.workloads[move.uid]
-        if move.to is AttemptState.RUNNING:
+        if move.to is AttemptState.RUNNING and attempt.running_at is None:
             metrics.READY_WAIT.labels(workload.queue).observe(max(0.0, now - attempt.admitted_at))
         if move.end is not None:
             metrics.ENDED.labels(move.end.why.code).inc()
@@ -164,8 +164,8 @@ class Engine:
             self.executor.offer(attempt.uid)
             metrics.ADMITTED.labels(workload.queue).inc()
             metrics.ADMISSION_WAIT.labels(workload.queue).observe(max(0.0, now - workload.submitted_at))
-        for attempt, preempt, ends in turn.claims(decided, result.claimed):
-            self._take_claim(attempt, preempt, ends)
+        for attempt, preempt, leaves in turn.claims(decided, result.claimed):
+            self._take_claim(attempt, preempt, leaves)
         metrics.REFUSED.inc(len(result.refused))
         if turn.plan_again(world, decided.plan, result.refused):
             self._plan_again = True
@@ -177,13 +177,16 @@ class Engine:
                 seconds=round(time.perf_counter() - started, 4),
             )  # fmt: skip
 
-    def _take_claim(self, attempt: Attempt, preempt: Preempt, ends: Mapping[str, End]) -> None:
+    def _take_claim(self, attempt: Attempt, preempt: Preempt, leaves: Mapping[str, Leave]) -> None:
         """Take in that the ledger has promised a preemptor its room, and have its victims go."""
-        for victim, end in ends.items():
-            self._reporter.event(victim, end.why, warning=True)
-            self._world.evicted(victim, end)
+        for victim, leave in leaves.items():
+            self._reporter.event(victim, leave.why, warning=True)
+            if isinstance(leave, Shrink):
+                self._world.shrinks(victim, leave)
+            else:
+                self._world.evicted(victim, leave)
+                metrics.ENDED.labels(leave.why.code).inc()
             self.executor.offer(victim)
-            metrics.ENDED.labels(end.why.code).inc()
         self._world.admitted(attempt)
         self._reporter.event(attempt.uid, preempt.why)
 

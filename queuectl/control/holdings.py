@@ -8,6 +8,7 @@ from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload
 from queuectl.model.objects import Queue
+from queuectl.model.plan import Portion
 from queuectl.model.policy import Amounts, Cell
 from queuectl.model.resources import is_gpu
 
@@ -34,6 +35,8 @@ class Holdings:
         self.later = self.now.copy()
         for queue, attempt in self._held.values():
             self._count(queue, attempt.quota, +1, now=attempt.holds, later=not attempt.claimed)
+            if attempt.leaving:
+                self._count(queue, attempt.leaving.quota, +1, now=True, later=False)
         for uid, idle in self._idle.items():
             self._count(self._held[uid][0], idle.quota, +1, now=True, later=False)
 
@@ -42,22 +45,33 @@ class Holdings:
         self._held[attempt.uid] = (workload.queue, attempt)
         gpus = sum(p.pods * n for p in attempt.placements for resource, n in p.requests if is_gpu(resource))
         self._sizes[attempt.uid] = (gpus, sum(p.pods for p in attempt.placements))
-        self._change(workload.queue, attempt, +1, now=attempt.holds, later=not attempt.claimed)
+        self._change(workload.queue, attempt.whole, +1, now=attempt.holds, later=not attempt.claimed)
+        if attempt.leaving:
+            self._change(workload.queue, attempt.leaving, +1, now=True, later=False)
         if not attempt.holds:
             self.claims.add(attempt.uid)
             self._set_idle(attempt.uid)
         self._set_idle_of_claimers(attempt)  # when a ledger is loaded, a claim may come before its victims
 
     def update(self, attempt: Attempt) -> None:
-        """Count an attempt as it is now: a claim has become a reservation, or somebody has claimed its room."""
+        """Count an attempt as it is now.
+
+        A claim has become a reservation or waits for fewer; somebody has claimed its room or a part, or that is gone.
+        """
         queue, before = self._held[attempt.uid]
         self._held[attempt.uid] = (queue, attempt)
         self._changed(attempt.uid)
         if attempt.holds and not before.holds:
             self._drop_idle(attempt.uid)
-            self._change(queue, attempt, +1, now=True, later=False)
+            self._change(queue, attempt.whole, +1, now=True, later=False)
+        elif attempt.victims != before.victims:
+            self._set_idle(attempt.uid)
         if attempt.claimed and not before.claimed:
-            self._change(queue, attempt, -1, now=False, later=True)
+            self._change(queue, attempt.whole, -1, now=False, later=True)
+        if attempt.leaving and not before.leaving:
+            self._change(queue, attempt.leaving, -1, now=False, later=True)
+        if before.leaving and not attempt.leaving:
+            self._change(queue, before.leaving, -1, now=True, later=False)
 
     def remove(self, uid: str) -> None:
         """Stop counting an attempt that has ended."""
@@ -66,7 +80,9 @@ class Holdings:
         self._changed(uid)
         queue, attempt = self._held.pop(uid)
         del self._sizes[uid]
-        self._change(queue, attempt, -1, now=attempt.holds, later=not attempt.claimed)
+        self._change(queue, attempt.whole, -1, now=attempt.holds, later=not attempt.claimed)
+        if attempt.leaving:
+            self._change(queue, attempt.leaving, -1, now=True, later=False)
         self._set_idle_of_claimers(attempt)
 
     def keeps(self, uid: str) -> bool:
@@ -86,7 +102,7 @@ class Holdings:
         """
         result: dict[str, list[Running]] = {}
         for uid, (queue, attempt) in self._held.items():
-            if attempt.claimed or not attempt.holds:
+            if attempt.claimed or attempt.leaving or not attempt.holds:
                 continue
             candidate = self._candidates.get(uid)
             if candidate is None:
@@ -157,9 +173,9 @@ class Holdings:
         """Count what is free for a claim already as if the claim were there."""
         queue, attempt = self._held[uid]
         held = [(number, *self._held[victim]) for victim, number in attempt.victims if victim in self._held]
-        there = [(one.placements, one.quota) for number, _, one in held if one.number == number]
+        there = [one.leaving or one.whole for number, _, one in held if one.number == number]
         self._count_idle(queue, self._idle.pop(uid, Idle()), -1)
-        self._idle[uid] = Idle.of(attempt.placements, attempt.quota, there)
+        self._idle[uid] = Idle.of(attempt.whole, there)
         self._count_idle(queue, self._idle[uid], +1)
 
     def _drop_idle(self, uid: str) -> None:
@@ -171,10 +187,10 @@ class Holdings:
             self._fleet.reserve(node, requests, sign, later=False)
         self._count(queue, idle.quota, sign, now=True, later=False)
 
-    def _change(self, queue: str, attempt: Attempt, sign: int, *, now: bool, later: bool) -> None:
-        for p in attempt.placements:
+    def _change(self, queue: str, part: Portion, sign: int, *, now: bool, later: bool) -> None:
+        for p in part.placements:
             self._fleet.reserve(p.node, p.requests, sign * p.pods, now=now, later=later)
-        self._count(queue, attempt.quota, sign, now=now, later=later)
+        self._count(queue, part.quota, sign, now=now, later=later)
 
     def _count(self, queue: str, amounts: Amounts, sign: int, *, now: bool, later: bool) -> None:
         for tree, counts in ((self.now, now), (self.later, later)):

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from queuectl.core.lifecycle import PodKey, ready
-from queuectl.model.lifecycle import Attempt, AttemptState, Outcome, Workload, WorkloadState
+from queuectl.core.lifecycle import PodKey, members, ready
+from queuectl.model.lifecycle import UP, Attempt, AttemptState, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Job, Pod, Queue
 from queuectl.model.plan import Eviction, waiting_for
 from queuectl.model.policy import Cell
@@ -22,7 +22,7 @@ def phase(workload: Workload, attempt: Attempt | None) -> str:
         return {Outcome.SUCCEEDED: "Succeeded", Outcome.DELETED: "Stopping"}.get(outcome, "Failed")
     if attempt is None:
         return "Pending"
-    words = {AttemptState.CLAIMED: "Pending", AttemptState.RUNNING: "Running", AttemptState.ENDING: "Stopping"}
+    words = {AttemptState.CLAIMED: "Pending", AttemptState.ENDING: "Stopping"} | dict.fromkeys(UP, "Running")
     return words.get(attempt.state, "Starting")
 
 
@@ -32,8 +32,9 @@ def reason(workload: Workload, attempt: Attempt | None, wait: Why | None, leavin
         end = workload.last_end
         finished = workload.state is WorkloadState.FINISHED and end is not None
         return end.why if finished and end is not None else wait or why(Reason.PENDING)
-    if attempt.end is not None:
-        return attempt.end.why
+    leaves = attempt.end.why if attempt.end else attempt.shrunk if attempt.leaving else None
+    if leaves is not None:
+        return leaves
     pods = sum(placement.pods for placement in attempt.placements)
     match attempt.state:
         case AttemptState.CLAIMED:
@@ -90,19 +91,21 @@ def _pods(job: Job, workload: Workload, attempt: Attempt | None, pods: Mapping[P
     finished = workload.state is WorkloadState.FINISHED
     if finished and job.status.get("phase") in {"Succeeded", "Failed"} and "pods" in job.status:
         return str(job.status["pods"])
-    count = ready(pods.values()) if attempt or finished else 0
+    count = ready(members(attempt, pods) if attempt else pods.values()) if attempt or finished else 0
     return f"{count}/{sum(role.pods for role in job.gang.roles)}"
 
 
 def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why, now: float) -> list[dict[str, Any]]:
     """Return the conditions of a job."""
     finished = workload.state is WorkloadState.FINISHED and phase(workload, attempt) != "Stopping"
-    running = attempt is not None and attempt.state is AttemptState.RUNNING
+    running = attempt is not None and attempt.state in UP
     told = [
         ("QuotaReserved", attempt is not None and attempt.holds, cause),
         ("Admitted", attempt is not None and attempt.holds, cause),
         ("PodsReady", running, cause),
     ]
+    if attempt is not None and attempt.shrunk is not None:
+        told.append(("Shrunk", True, attempt.shrunk))
     end = attempt.end if attempt else workload.last_end
     if end is not None and end.outcome is Outcome.REQUEUE:
         told += [("Evicted", True, end.why), ("Requeued", attempt is None, end.why)]

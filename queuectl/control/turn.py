@@ -11,7 +11,7 @@ from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import next_move
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.lifecycle import Attempt, End, Move, Outcome, Workload
+from queuectl.model.lifecycle import Attempt, End, Leave, Move, Outcome, Shrink, Workload
 from queuectl.model.plan import Admission, Eviction, Plan, Preempt
 from queuectl.model.policy import Amounts
 from queuectl.model.reasons import CAUSES, Reason, Why, why
@@ -34,11 +34,11 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A plan as the ledger takes it: with the generations planned for, and the victims' ends."""
+    """A plan as the ledger takes it: with the generations planned for, and what becomes of the victims."""
 
     plan: Plan
     admissions: Sequence[tuple[Admission, int]]
-    preemptions: Sequence[tuple[Preempt, int, Mapping[str, End]]]
+    preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]]
 
 
 def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Move], dict[str, End]]:
@@ -92,18 +92,18 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
         plan=decided,
         admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
         preemptions=[
-            (preempt, world.jobs[preempt.admission.uid].generation, _ends(world, preempt))
+            (preempt, world.jobs[preempt.admission.uid].generation, _leaves(world, preempt))
             for preempt in decided.preemptions
         ],
     )
 
 
-def claims(decided: Decided, claimed: Sequence[Attempt]) -> list[tuple[Attempt, Preempt, Mapping[str, End]]]:
-    """Return those to whom the ledger has promised room, each with its decision and its victims' ends."""
+def claims(decided: Decided, claimed: Sequence[Attempt]) -> list[tuple[Attempt, Preempt, Mapping[str, Leave]]]:
+    """Return those to whom the ledger has promised room, each with its decision and what becomes of its victims."""
     promised = {attempt.uid: attempt for attempt in claimed}
     return [
-        (promised[preempt.admission.uid], preempt, ends)
-        for preempt, _, ends in decided.preemptions
+        (promised[preempt.admission.uid], preempt, leaves)
+        for preempt, _, leaves in decided.preemptions
         if preempt.admission.uid in promised
     ]
 
@@ -122,10 +122,18 @@ def plan_again(world: World, decided: Plan, refused: Collection[str]) -> bool:
     return bool(refused) or bool(admissions and decided.waits)
 
 
-def _ends(world: World, preempt: Preempt) -> dict[str, End]:
+def _leaves(world: World, preempt: Preempt) -> dict[str, Leave]:
     winner = world.workloads[preempt.admission.uid]
     facts = {"job": f"{winner.namespace}/{winner.name}", "queue": winner.queue, "priority": winner.priority}
-    return {victim.uid: End(_preempted(victim, facts), Outcome.REQUEUE) for victim in preempt.victims}
+    return {victim.uid: _leave(world, victim, facts) for victim in preempt.victims}
+
+
+def _leave(world: World, victim: Eviction, by: Mapping[str, object]) -> Leave:
+    if victim.part is None:
+        return End(_preempted(victim, by), Outcome.REQUEUE)
+    before, gone = world.attempts[victim.uid].whole.pods, victim.part.pods
+    pods = {"gone": gone, "before": before, "after": before - gone}
+    return Shrink(why(Reason.SHRUNK, **pods, **by, cause=CAUSES[victim.cause]), victim.part)
 
 
 def _preempted(victim: Eviction, by: Mapping[str, object]) -> Why:

@@ -14,7 +14,7 @@ from queuectl.core.fleet import Fleet
 from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Shrink, Workload, WorkloadState
 from queuectl.model.objects import Budget, Constraints, Flavor, Gang, Job, Node, Place, Pod, PriorityClass, Queue
 from queuectl.model.plan import Eviction, Plan
 from queuectl.model.policy import Cause
@@ -182,7 +182,7 @@ class World:
         )
         self.attempts[attempt.uid] = attempt
         self.holdings.add(self.workloads[attempt.uid], attempt)
-        for placement in attempt.placements:
+        for placement in attempt.held:
             self._on_node.setdefault(placement.node, set()).add(attempt.uid)
         self._recount(attempt)
         self._stale.add(attempt.uid)
@@ -196,12 +196,15 @@ class World:
             attempt,
             state=move.to,
             end=move.end or attempt.end,
-            running_at=now if move.to is AttemptState.RUNNING else attempt.running_at,
+            running_at=(attempt.running_at or now) if move.to is AttemptState.RUNNING else attempt.running_at,
             admitted_at=now if move.to is AttemptState.RESERVED else attempt.admitted_at,
             holds=attempt.holds or move.to is AttemptState.RESERVED,
+            leaving=None if move.to is AttemptState.RUNNING else attempt.leaving,
         )
-        self.attempts[move.uid] = attempt
+        before, self.attempts[move.uid] = self.attempts[move.uid], attempt
         self.holdings.update(attempt)
+        if before.leaving and not attempt.leaving:
+            self._left(before)
         if move.to is AttemptState.RUNNING:
             self.workloads[move.uid] = replace(workload, late_starts=0)
         if move.to is AttemptState.RESERVED:
@@ -218,6 +221,13 @@ class World:
         self.attempts[uid] = replace(
             attempt, state=AttemptState.ENDING, end=attempt.end if ending else end, claimed=True
         )
+        self.holdings.update(self.attempts[uid])
+        self.touched.add(uid)
+        self.restated.add(uid)
+
+    def shrinks(self, uid: str, shrink: Shrink) -> None:
+        """Take in that the ledger has promised a part of a workload's room to somebody; the rest runs on."""
+        self.attempts[uid] = self.attempts[uid].shrinking(shrink)
         self.holdings.update(self.attempts[uid])
         self.touched.add(uid)
         self.restated.add(uid)
@@ -376,6 +386,21 @@ class World:
         job = self.jobs.get(uid)
         return (job.gang.submitted_at, int(job.resource_version)) if job else (0.0, 0)
 
+    def _left(self, attempt: Attempt) -> None:
+        """Take in that what the attempt gave up is gone: nobody waits for it any longer."""
+        for placement in attempt.held:
+            self._on_node[placement.node].discard(attempt.uid)
+        for placement in attempt.placements:
+            self._on_node[placement.node].add(attempt.uid)
+        victim = (attempt.uid, attempt.number)
+        for uid in self.holdings.claims:
+            if victim in self.attempts[uid].victims:
+                victims = tuple(v for v in self.attempts[uid].victims if v != victim)
+                self.attempts[uid] = replace(self.attempts[uid], victims=victims)
+                self.holdings.update(self.attempts[uid])
+                self.touched.add(uid)
+                self.restated.add(uid)
+
     def _ended(self, workload: Workload, attempt: Attempt, now: float) -> None:
         end = attempt.end
         if end is None:
@@ -395,7 +420,7 @@ class World:
         del self.attempts[workload.uid]
         self._stale.add(workload.uid)
         self.holdings.remove(workload.uid)
-        for placement in attempt.placements:
+        for placement in attempt.held:
             self._on_node.get(placement.node, set()).discard(workload.uid)
         self._recount(attempt)
         self.touched |= self.holdings.claims
@@ -440,7 +465,7 @@ class World:
         job = self.jobs.get(attempt.uid)
         constraints = {role.name: role.constraints for role in job.gang.roles} if job else {}
         places: dict[str, Place] = {}
-        for placement in attempt.placements:
+        for placement in attempt.held:
             flavor = self.flavors.get(placement.flavor, Flavor(placement.flavor))
             known = constraints.get(placement.role)
             place = self.fleet.place(placement.node, flavor, known or Constraints(), placement.requests)

@@ -4,12 +4,12 @@ That part is held for it from the decision on, as if it were there. Else others 
 leave while it waits for the last, on the strength of room that still others will leave behind.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from queuectl.model.plan import Placement
-from queuectl.model.policy import Amounts, Cell
+from queuectl.model.plan import Placement, Portion
+from queuectl.model.policy import Cell
 from queuectl.model.resources import total
 
 Requests = tuple[tuple[str, int], ...]
@@ -23,20 +23,18 @@ class Idle:
     nodes: Mapping[str, Requests] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, placements: Sequence[Placement], quota: Amounts, there: Iterable[tuple[Sequence[Placement], Amounts]]
-    ) -> Self:
-        """Return what of placements and quota is beyond what the victims have that are still ``there``."""
+    def of(cls, claim: Portion, there: Iterable[Portion]) -> Self:
+        """Return what of a claim is beyond what its victims have, or leave to it, that is still ``there``."""
         left = list(there)
-        used = total(amounts for _, amounts in left)
-        mine, theirs = _on_nodes(placements), _on_nodes(p for victim, _ in left for p in victim)
+        used = total(part.quota for part in left)
+        mine, theirs = _on_nodes(claim.placements), _on_nodes(p for part in left for p in part.placements)
         nodes: dict[str, list[tuple[str, int]]] = {}
         for (node, resource), amount in sorted(mine.items()):
             beyond = amount - theirs.get((node, resource), 0)
             if beyond > 0:
                 nodes.setdefault(node, []).append((resource, beyond))
         return cls(
-            {cell: amount - used.get(cell, 0) for cell, amount in quota.items() if amount > used.get(cell, 0)},
+            {cell: amount - used.get(cell, 0) for cell, amount in claim.quota.items() if amount > used.get(cell, 0)},
             {node: tuple(requests) for node, requests in nodes.items()},
         )
 

@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
+from queuectl.core.elastic import pods_of
+from queuectl.model.lifecycle import UP, Attempt, AttemptState, End, Move, Outcome, Workload
 from queuectl.model.objects import Job, Place, Pod
+from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import total
 
 PodKey = tuple[str, int]  # role, index
 
@@ -53,36 +54,16 @@ def next_move(view: View) -> Move | None:
     move follows from what is observed.
     """
     attempt, job = view.attempt, view.job
-    match attempt.state:
-        case AttemptState.ENDED:
-            return None
-        case AttemptState.ENDING:
-            return None if holding(view) else Move(attempt.uid, attempt.number, AttemptState.ENDED)
-    if job is None or job.deleting:
-        end: End | None = End(why(Reason.DELETED), Outcome.DELETED)
-    else:
-        end = (
-            _changed(view, job)
-            or _finished(view, job)
-            or _pod_fault(view, job)
-            or _place_lost(view)
-            or _promise_lost(view)
-            or _late(view, job)
-        )
-    if end is not None:
-        return Move(attempt.uid, attempt.number, AttemptState.ENDING, end)
-    if attempt.state is AttemptState.CLAIMED and not view.victims:
-        return Move(attempt.uid, attempt.number, AttemptState.RESERVED)
-    if attempt.state is AttemptState.UNGATED and ready(_members(view)) == len(_keys(attempt)):
-        return Move(attempt.uid, attempt.number, AttemptState.RUNNING)
-    return None
+    end = None if attempt.state in {AttemptState.ENDING, AttemptState.ENDED} else _end(view, job)
+    to = _onwards(view) if end is None else AttemptState.ENDING
+    return None if to is None else Move(attempt.uid, attempt.number, to, end)
 
 
 def deadline(attempt: Attempt, job: Job) -> float | None:
     """Return the Unix seconds at which a move falls due by time alone; None for never."""
     if attempt.state in _STARTING:
         return attempt.admitted_at + job.start_deadline_seconds
-    if attempt.state is AttemptState.RUNNING and job.max_run_seconds and attempt.running_at is not None:
+    if attempt.state in UP and job.max_run_seconds and attempt.running_at is not None:
         return attempt.running_at + job.max_run_seconds
     return None
 
@@ -92,13 +73,30 @@ def ready(pods: Iterable[Pod]) -> int:
     return sum(1 for pod in pods if pod.ready or pod.phase == "Succeeded")
 
 
+def members(attempt: Attempt, pods: Mapping[PodKey, Pod]) -> list[Pod]:
+    """Return those of the pods that the gang must have and that exist, in order.
+
+    A pod that only bears its labels is none, nor is one that the gang gives up.
+    """
+    return [pods[key] for key in _keys(attempt.placements) if key in pods]
+
+
+def all_ready(attempt: Attempt, pods: Mapping[PodKey, Pod]) -> bool:
+    """Tell whether all pods that the gang must have are ready, or have already succeeded."""
+    return ready(members(attempt, pods)) == len(_keys(attempt.placements))
+
+
 def holding(view: View) -> list[Pod]:
-    """Return the pods that must go before the attempt's room is free.
+    """Return the pods that must go before the attempt's room is free, or the part of it that it gives up.
 
     Pods that stopped by themselves stay for their logs, unless the whole job is deleted.
     """
-    everything = view.attempt.end is not None and view.attempt.end.outcome is Outcome.DELETED
-    return [pod for pod in view.pods.values() if everything or not pod.ended]
+    attempt, pods = view.attempt, view.pods
+    if attempt.state is AttemptState.SHRINKING:
+        leaving = set(_keys(attempt.held)).difference(_keys(attempt.placements))
+        pods = {key: pod for key, pod in pods.items() if key in leaving}
+    everything = attempt.end is not None and attempt.end.outcome is Outcome.DELETED
+    return [pod for pod in pods.values() if everything or not pod.ended]
 
 
 def refused(view: View, pod: str, problem: str, *, permanent: bool) -> End:
@@ -112,6 +110,33 @@ def refused(view: View, pod: str, problem: str, *, permanent: bool) -> End:
     return _again_later(view, why(Reason.PODS_REFUSED, pod=pod, problem=problem))
 
 
+def _end(view: View, job: Job | None) -> End | None:
+    if job is None or job.deleting:
+        return End(why(Reason.DELETED), Outcome.DELETED)
+    return (
+        _changed(view, job)
+        or _finished(view, job)
+        or _pod_fault(view, job)
+        or _place_lost(view)
+        or _promise_lost(view)
+        or _late(view, job)
+    )
+
+
+def _onwards(view: View) -> AttemptState | None:
+    attempt = view.attempt
+    match attempt.state:
+        case AttemptState.CLAIMED if not view.victims:
+            return AttemptState.RESERVED
+        case AttemptState.UNGATED if all_ready(attempt, view.pods):
+            return AttemptState.RUNNING
+        case AttemptState.SHRINKING if not holding(view):
+            return AttemptState.RUNNING
+        case AttemptState.ENDING if not holding(view):
+            return AttemptState.ENDED
+    return None
+
+
 def _changed(view: View, job: Job) -> End | None:
     gated = view.attempt.state in {AttemptState.CLAIMED, AttemptState.RESERVED, AttemptState.CREATED}
     if gated and job.generation != view.attempt.generation:
@@ -120,10 +145,10 @@ def _changed(view: View, job: Job) -> End | None:
 
 
 def _finished(view: View, job: Job) -> End | None:
-    if view.attempt.state not in {AttemptState.UNGATED, AttemptState.RUNNING}:
+    if view.attempt.state not in UP | {AttemptState.UNGATED}:
         return None
     roles = {role.name for role in job.gang.roles if role.must_succeed}
-    needed = [view.pods.get(key) for key in _keys(view.attempt) if key[0] in roles]
+    needed = [view.pods.get(key) for key in _keys(view.attempt.placements) if key[0] in roles]
     if needed and all(pod is not None and pod.phase == "Succeeded" for pod in needed):
         return End(why(Reason.SUCCEEDED), Outcome.SUCCEEDED, exit_code=0)
     limit, since = job.max_run_seconds, view.attempt.running_at
@@ -136,15 +161,15 @@ def _pod_fault(view: View, job: Job) -> End | None:
     """Return the end that faulty pods cause. What was done to a pod goes before what it did: peers fail of it."""
     if view.attempt.state in {AttemptState.CLAIMED, AttemptState.RESERVED}:
         return None
-    pods = _members(view)
+    pods, keys = members(view.attempt, view.pods), _keys(view.attempt.placements)
     for pod in pods:
         if pod.disrupted and (pod.phase == "Failed" or pod.deleting):
             return _again_later(view, why(Reason.POD_DISRUPTED, pod=pod.name, problem=pod.disrupted))
-    missing = len(pods) < len(_keys(view.attempt))
-    for node in sorted(node for node, place in view.places.items() if place is Place.GONE):
+    missing = len(pods) < len(keys)
+    for node in sorted({p.node for p in view.attempt.placements if view.places.get(p.node) is Place.GONE}):
         if missing or any(pod.node == node and not pod.ended for pod in pods):
             return End(why(Reason.NODE_LOST, node=node), Outcome.REQUEUE)
-    for role, index in _keys(view.attempt):
+    for role, index in keys:
         lost = view.pods.get((role, index))
         if lost is None or (lost.deleting and not lost.ended):
             return _again_later(view, why(Reason.POD_LOST, pod=lost.name if lost else f"{role}-{index}"))
@@ -161,7 +186,7 @@ def _place_lost(view: View) -> End | None:
     for placement in view.attempt.placements:
         waiting[placement.node] += placement.pods
     if view.attempt.state is AttemptState.UNGATED:
-        waiting.subtract(pod.node for pod in _members(view))
+        waiting.subtract(pod.node for pod in members(view.attempt, view.pods))
     for node, place in sorted(view.places.items()):
         if waiting[node] > 0 and place is not Place.GOOD:
             # Planned anew at once; only a gang that loses one place after the other waits, ever longer.
@@ -183,7 +208,8 @@ def _late(view: View, job: Job) -> End | None:
     if view.attempt.state not in _STARTING or due is None or view.now < due:
         return None
     facts = {
-        "ready": ready(_members(view)), "pods": len(_keys(view.attempt)), "seconds": job.start_deadline_seconds,
+        "ready": ready(members(view.attempt, view.pods)), "pods": len(_keys(view.attempt.placements)),
+        "seconds": job.start_deadline_seconds,
     }  # fmt: skip
     return _again_later(view, why(Reason.PODS_READY_TIMEOUT, **facts))
 
@@ -204,12 +230,7 @@ def _again_later(view: View, cause: Why) -> End:
     return End(cause, Outcome.REQUEUE, not_before, late=True)
 
 
-def _keys(attempt: Attempt) -> list[PodKey]:
-    """Return the keys of all pods that the gang must have, in order."""
-    roles = total({placement.role: placement.pods} for placement in attempt.placements)
+def _keys(placements: Iterable[Placement]) -> list[PodKey]:
+    """Return the keys of these pods, the first of each role, in order."""
+    roles = pods_of(placements)
     return [(role, index) for role in sorted(roles) for index in range(roles[role])]
-
-
-def _members(view: View) -> list[Pod]:
-    """Return those of the gang's pods that exist, in order; a pod that only bears its labels is none."""
-    return [view.pods[key] for key in _keys(view.attempt) if key in view.pods]

@@ -11,7 +11,7 @@ from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
 from queuectl.model.objects import Flavor, Gang, Queue
-from queuectl.model.plan import Admission
+from queuectl.model.plan import Admission, Portion
 from queuectl.model.policy import Amounts, FairRule, Preemption
 
 
@@ -69,7 +69,9 @@ class Snapshot:
         for victim in leaving:
             self.later.remove(victim.queue, victim.usage)
         self.later.add(queue, admission.quota)
-        idle = Idle.of(admission.placements, admission.quota, [(v.placements, v.usage) for v in leaving])
+        idle = Idle.of(
+            Portion(admission.placements, admission.quota), [Portion(v.placements, v.usage) for v in leaving]
+        )
         self.tree.add(queue, idle.quota)
         if self.fleet is None:
             return

@@ -63,6 +63,7 @@ class ConditionType(StrEnum):
     QUOTA_RESERVED = "QuotaReserved"
     ADMITTED = "Admitted"
     PODS_READY = "PodsReady"
+    SHRUNK = "Shrunk"
     EVICTED = "Evicted"
     REQUEUED = "Requeued"
     FINISHED = "Finished"

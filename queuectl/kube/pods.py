@@ -17,6 +17,7 @@ from queuectl.kube.names import (
 )
 from queuectl.model.lifecycle import Attempt
 from queuectl.model.objects import Flavor, Job, Toleration
+from queuectl.model.plan import by_index
 
 Manifest = dict[str, Any]
 
@@ -42,7 +43,7 @@ def nodes_of(attempt: Attempt) -> dict[PodKey, tuple[str, str]]:
     """Return (role, index) → (node, flavor), the same however the placements are ordered."""
     result: dict[PodKey, tuple[str, str]] = {}
     counts: dict[str, int] = {}
-    for placement in sorted(attempt.placements, key=lambda p: (p.role, p.node, p.flavor)):
+    for placement in by_index(attempt.placements):
         for _ in range(placement.pods):
             index = counts.get(placement.role, 0)
             result[placement.role, index] = (placement.node, placement.flavor)

@@ -2,17 +2,20 @@
 
     workload   Queued ──admit──▶ Active ──▶ Queued (requeue) or Finished
     attempt    Claimed ─▶ Reserved ─▶ Created ─▶ Ungated ─▶ Running ─▶ Ending ─▶ Ended
-                  └──────────┴──────────┴──────────┴──────────────────▶ Ending
+                  │          │          │          │          ▲ ▼         ▲
+                  │          │          │          │        Shrinking     │
+                  └──────────┴──────────┴──────────┴────────────┴─────────┘
 
-An attempt that preempts others begins Claimed and becomes Reserved when all of them have ended; any other begins
-Reserved. Each arrow is one Move, written by the ledger in one transaction together with the step that carries it out.
+An attempt that preempts others begins Claimed and becomes Reserved when all of them are gone from its room; any other
+begins Reserved. A Running one is Shrinking while it gives up its elastic part to another. Each arrow is one Move, written
+by the ledger in one transaction together with the step that carries it out.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from queuectl.model.plan import Placement
+from queuectl.model.plan import Placement, Portion
 from queuectl.model.reasons import Why
 
 
@@ -32,6 +35,7 @@ class AttemptState(StrEnum):
     CREATED = "Created"  # every pod exists, gated
     UNGATED = "Ungated"  # every gate is gone
     RUNNING = "Running"  # every pod is ready
+    SHRINKING = "Shrinking"  # the pods that it gives up are being removed, the others run on
     ENDING = "Ending"  # pods are being removed; the room is still held
     ENDED = "Ended"  # the room is given back
 
@@ -41,10 +45,18 @@ class Step(StrEnum):
 
     CREATE = "Create"
     UNGATE = "Ungate"
+    SHRINK = "Shrink"
     REMOVE = "Remove"
 
 
-STEP_OF = {AttemptState.RESERVED: Step.CREATE, AttemptState.CREATED: Step.UNGATE, AttemptState.ENDING: Step.REMOVE}
+STEP_OF = {
+    AttemptState.RESERVED: Step.CREATE,
+    AttemptState.CREATED: Step.UNGATE,
+    AttemptState.SHRINKING: Step.SHRINK,
+    AttemptState.ENDING: Step.REMOVE,
+}
+# All pods that the gang has now have been ready.
+UP = frozenset({AttemptState.RUNNING, AttemptState.SHRINKING})
 
 
 class Outcome(StrEnum):
@@ -66,6 +78,17 @@ class End:
     charged: bool = False  # counts against backoffLimit
     late: bool = False  # counts for the start back-off
     exit_code: int | None = None  # of the pod that decided it
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink:
+    """Why an attempt gives up a part, and which; what remains runs on."""
+
+    why: Why
+    part: Portion
+
+
+Leave = End | Shrink  # what becomes of a victim
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +118,30 @@ class Attempt:
     saved_at: float | None = None  # Unix seconds of its last checkpoint, when one is known
     victims: tuple[tuple[str, int], ...] = ()  # uid, attempt of those it still waits for
     claimed: bool = False  # its own room was promised to another
+    leaving: Portion | None = None  # held beside what it has, until these pods are gone: promised to another
+    shrunk: Why | None = None  # why it has fewer pods than it started with
+
+    @property
+    def whole(self) -> Portion:
+        """All that it has, what is leaving aside."""
+        return Portion(self.placements, self.quota)
+
+    @property
+    def held(self) -> tuple[Placement, ...]:
+        """Where its pods may still be."""
+        return self.placements + (self.leaving.placements if self.leaving else ())
+
+    def shrinking(self, shrink: Shrink) -> "Attempt":
+        """Return the attempt while it gives up a part."""
+        rest = self.whole.without(shrink.part)
+        return replace(
+            self,
+            state=AttemptState.SHRINKING,
+            placements=rest.placements,
+            quota=rest.quota,
+            leaving=shrink.part,
+            shrunk=shrink.why,
+        )
 
 
 @dataclass(frozen=True, slots=True)

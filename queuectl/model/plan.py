@@ -1,7 +1,7 @@
 """What the core decides. Nothing else leaves it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from queuectl.model.policy import Cause, Cell
 from queuectl.model.reasons import Reason, Why, why
@@ -20,6 +20,43 @@ class Placement:
     node: str
     pods: int
     requests: tuple[tuple[str, int], ...]  # per pod, sorted by resource
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Some of an attempt's pods: where they are, and what they are charged."""
+
+    placements: tuple[Placement, ...]
+    quota: Mapping[Cell, int] = field(default_factory=dict)
+
+    @property
+    def pods(self) -> int:
+        """How many pods these are."""
+        return sum(placement.pods for placement in self.placements)
+
+    def has(self, other: "Portion") -> bool:
+        """Tell whether all of another part is in this one."""
+        here = {place(p): p.pods for p in self.placements}
+        return all(p.pods <= here.get(place(p), 0) for p in other.placements) and all(
+            amount <= self.quota.get(cell, 0) for cell, amount in other.quota.items()
+        )
+
+    def without(self, other: "Portion") -> "Portion":
+        """Return what is left when some of it, or all, is gone."""
+        gone = {place(p): p.pods for p in other.placements}
+        left = [replace(p, pods=p.pods - gone.get(place(p), 0)) for p in self.placements]
+        quota = {cell: amount - other.quota.get(cell, 0) for cell, amount in self.quota.items()}
+        return Portion(tuple(p for p in left if p.pods), {cell: amount for cell, amount in quota.items() if amount})
+
+
+def place(placement: Placement) -> tuple[str, str, str]:
+    """Return what a placement is known by: role, node, flavor."""
+    return (placement.role, placement.node, placement.flavor)
+
+
+def by_index(placements: Iterable[Placement]) -> list[Placement]:
+    """Return placements in the order in which the pods of a role are numbered, from index 0."""
+    return sorted(placements, key=place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +85,7 @@ class Eviction:
     priority: int = 0
     lost: Work = NO_WORK
     since: float | None = None  # Unix seconds of its last checkpoint or start; None: it had not started
+    part: Portion | None = None  # only this, and the rest runs on
 
     def __str__(self) -> str:
         """Return who it is and what it loses."""

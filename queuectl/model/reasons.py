@@ -42,12 +42,16 @@ class Reason(Enum):
         "{job} could give way to it; queue {queue} lets its jobs run at least {seconds} s, this one until {until}."
     )
     DISRUPTION_FORBIDDEN = "{job} could give way to it, but PodDisruptionBudget {budget} does not allow it now."
-    WAITING_FOR_VICTIMS = "Room is promised to it; waiting for {count} preempted jobs to stop{victims}."
-    WAITING_FOR_VICTIMS_OF_OTHERS = "Room for it is still used by preempted jobs that have not stopped yet."
+    WAITING_FOR_VICTIMS = "Room is promised to it; waiting for {count} preempted jobs to leave it{victims}."
+    WAITING_FOR_VICTIMS_OF_OTHERS = "Room for it is still used by preempted jobs that have not left it yet."
     # starting and running
     ADMITTED = "Capacity for {pods} pods is reserved on {nodes} nodes; they are being created."
     STARTING = "All {pods} pods were ungated together and are being bound."
     RUNNING = "All {pods} pods are ready."
+    SHRUNK = (
+        "Gave up {gone} of {before} pods for {job} of queue {queue}, priority {priority}: {cause}."
+        " The other {after} run on."
+    )
     # given back
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
     PODS_READY_TIMEOUT = "{ready} of {pods} pods were ready {seconds} s after the start."

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from queuectl.control.turn import Cycle
 from queuectl.model.lifecycle import Attempt
+from queuectl.model.plan import Portion
 from queuectl.model.resources import total
 
 Key = tuple[str, ...]  # "node", node, resource; or "queue", queue, flavor, resource
@@ -23,6 +24,8 @@ class Accounts:
         self._reserved: Counter[Key] = Counter()
         self._promised: Counter[Key] = Counter()
         self._parts: dict[str, Counter[Key]] = {}  # of active attempts, by workload uid
+        self._leaving: dict[str, Counter[Key]] = {}  # what of it they give up
+        self._charged: dict[str, tuple[str, ...]] = {}  # the queues that it counts in, by workload uid
         self._ancestors: Mapping[str, Sequence[str]] = {}
 
     def observe(self, cycle: Cycle) -> None:
@@ -37,18 +40,19 @@ class Accounts:
             ("queue", name, *cell): amount for name, room in in_queues.items() for cell, amount in room.items()
         }
 
-    def begin(self, attempt: Attempt, queue: str, victims: Iterable[Attempt] = ()) -> None:
-        """Give an attempt its room: at once, or that of its victims once they are gone. Raises OverbookedError."""
-        parts: Counter[Key] = Counter(
-            total({("node", p.node, name): amount * p.pods for name, amount in p.requests} for p in attempt.placements)
-        )
-        for name in (queue, *self._ancestors.get(queue, ())):
-            parts.update({("queue", name, *cell): amount for cell, amount in attempt.quota.items()})
-        self._parts[attempt.uid] = parts
-        for victim in victims:
-            if victim.claimed or not victim.holds:
+    def begin(self, attempt: Attempt, queue: str, victims: Iterable[tuple[Attempt, Portion | None]] = ()) -> None:
+        """Give an attempt its room: at once, or that of its victims or parts of them once they are gone.
+
+        Raises OverbookedError.
+        """
+        self._charged[attempt.uid] = (queue, *self._ancestors.get(queue, ()))
+        parts = self._parts[attempt.uid] = self._sums(attempt.uid, attempt.whole)
+        for victim, part in victims:
+            if victim.claimed or victim.leaving or not victim.holds:
                 raise OverbookedError(f"{attempt.uid} is promised room of {victim.uid}, which is not to be had")
-            self._promised.subtract(self._parts[victim.uid])
+            if part is not None:
+                self._leaving[victim.uid] = self._sums(victim.uid, part)
+            self._promised.subtract(self._leaving.get(victim.uid, self._parts[victim.uid]))
         self._promised.update(parts)
         self._check(attempt.uid, self._promised, "promised")
         if attempt.holds:
@@ -63,13 +67,29 @@ class Accounts:
         self._reserved.update(parts)
         return True
 
+    def shrink(self, uid: str) -> None:
+        """Take back what an attempt has given up."""
+        leaving = self._leaving.pop(uid)
+        self._parts[uid].subtract(leaving)
+        self._reserved.subtract(leaving)
+
     def end(self, attempt: Attempt) -> None:
         """Take an attempt's room back."""
+        if attempt.leaving:
+            self.shrink(attempt.uid)
         parts = self._parts.pop(attempt.uid)
         if attempt.holds:
             self._reserved.subtract(parts)
         if not attempt.claimed:
             self._promised.subtract(parts)
+
+    def _sums(self, uid: str, part: Portion) -> Counter[Key]:
+        sums: Counter[Key] = Counter(
+            total({("node", p.node, name): amount * p.pods for name, amount in p.requests} for p in part.placements)
+        )
+        for name in self._charged[uid]:
+            sums.update({("queue", name, *cell): amount for cell, amount in part.quota.items()})
+        return sums
 
     def _check(self, uid: str, sums: Counter[Key], word: str) -> None:
         for key, amount in self._parts[uid].items():

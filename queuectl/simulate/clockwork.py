@@ -2,14 +2,26 @@
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from queuectl.control import status, turn
 from queuectl.control.world import World
-from queuectl.core.lifecycle import BackOff, deadline
+from queuectl.core.lifecycle import BackOff, deadline, members
 from queuectl.core.snapshot import Policy
-from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
+from queuectl.model.lifecycle import (
+    STEP_OF,
+    UP,
+    Attempt,
+    AttemptState,
+    End,
+    Leave,
+    Move,
+    Outcome,
+    Shrink,
+    Workload,
+    WorkloadState,
+)
 from queuectl.model.plan import Admission
 from queuectl.model.reasons import Why
 from queuectl.simulate.accounts import Accounts, OverbookedError
@@ -20,6 +32,7 @@ MAX_ROUNDS = 500  # in one instant; a round admits hundreds
 MAX_INSTANTS = 100_000
 
 PREEMPTED = "Preempted"
+SHRUNK = "Shrunk"
 REQUEUED = "Requeued"
 RUNNING = "Running"
 
@@ -197,6 +210,8 @@ class Clockwork:
         match move.to:
             case AttemptState.RESERVED:
                 self._log(move.uid, "Admitted", self._state(self.world.workloads[move.uid]).why, "Admitted")
+            case AttemptState.RUNNING if before.leaving:
+                self.accounts.shrink(move.uid)
             case AttemptState.RUNNING:
                 self._log(move.uid, RUNNING, self._state(self.world.workloads[move.uid]).why, "Running")
                 self.cluster.started(before)
@@ -212,8 +227,8 @@ class Clockwork:
         cycle = turn.prepare(self.world)
         self.accounts.observe(cycle)
         decided = turn.decide(self.world, cycle, self.now)
-        for preempt, generation, ends in decided.preemptions:
-            self._claim(self._attempt(preempt.admission, generation, victims=ends), ends)
+        for preempt, generation, leaves in decided.preemptions:
+            self._claim(self._attempt(preempt.admission, generation, victims=leaves), leaves)
         for admission, generation in decided.admissions:
             attempt = self._attempt(admission, generation)
             self.accounts.begin(attempt, self.world.workloads[attempt.uid].queue)
@@ -227,21 +242,28 @@ class Clockwork:
         """Take in the checkpoints that running jobs have made since the last cycle."""
         for uid, attempt in list(self.world.attempts.items()):
             every = self.cluster.checkpoints(uid)
-            if every and attempt.state is AttemptState.RUNNING and attempt.running_at is not None:
+            if every and attempt.state in UP and attempt.running_at is not None:
                 self.world.saved(uid, attempt.running_at + (self.now - attempt.running_at) // every * every)
 
-    def _claim(self, attempt: Attempt, ends: Mapping[str, End]) -> None:
-        victims = [self.world.attempts[uid] for uid in ends]
+    def _claim(self, attempt: Attempt, leaves: Mapping[str, Leave]) -> None:
+        victims = [
+            (self.world.attempts[uid], leave.part if isinstance(leave, Shrink) else None)
+            for uid, leave in leaves.items()
+        ]
         self.accounts.begin(attempt, self.world.workloads[attempt.uid].queue, victims)
-        for victim in victims:
-            if victim.state is not AttemptState.ENDING:
-                self._log(victim.uid, PREEMPTED, ends[victim.uid].why)
-            self.world.evicted(victim.uid, ends[victim.uid])
-            self._steps[victim.uid] = None
+        for uid, leave in leaves.items():
+            if isinstance(leave, Shrink):
+                self._log(uid, SHRUNK, leave.why)
+                self.world.shrinks(uid, leave)
+            else:
+                if self.world.attempts[uid].state is not AttemptState.ENDING:
+                    self._log(uid, PREEMPTED, leave.why)
+                self.world.evicted(uid, leave)
+            self._steps[uid] = None
         self.world.admitted(attempt)
         self._log(attempt.uid, "Promised", self._state(self.world.workloads[attempt.uid]).why, "WaitingForVictims")
 
-    def _attempt(self, admission: Admission, generation: int, victims: Mapping[str, End] | None = None) -> Attempt:
+    def _attempt(self, admission: Admission, generation: int, victims: Iterable[str] = ()) -> Attempt:
         """Return an attempt as the ledger would begin it."""
         return Attempt(
             uid=admission.uid,
@@ -252,7 +274,7 @@ class Clockwork:
             admitted_at=self.now,
             quota=admission.quota,
             holds=not victims,
-            victims=tuple(sorted((uid, self.world.attempts[uid].number) for uid in victims or ())),
+            victims=tuple(sorted((uid, self.world.attempts[uid].number) for uid in victims)),
         )
 
     def _step(self, uid: str) -> None:
@@ -306,7 +328,7 @@ class Clockwork:
         attempt = self.world.attempts.get(uid)
         wait = self.world.problem(uid) or self.world.plan.waits.get(uid)
         cause = status.reason(workload, attempt, wait, self.world.leaving(attempt) if attempt else ())
-        pods = self.world.pods.get((uid, attempt.number), {}).values() if attempt else ()
+        pods = members(attempt, self.world.pods.get((uid, attempt.number), {})) if attempt else ()
         return State(status.phase(workload, attempt), cause.code, str(cause), sum(pod.ready for pod in pods))
 
     def _tell_waits(self) -> None:

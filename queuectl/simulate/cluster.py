@@ -12,7 +12,7 @@ from queuectl.core.lifecycle import View, holding
 from queuectl.kube import decode
 from queuectl.kube.names import pod_name
 from queuectl.kube.pods import nodes_of
-from queuectl.model.lifecycle import Attempt, AttemptState, Move, Step
+from queuectl.model.lifecycle import UP, Attempt, AttemptState, Move, Step
 from queuectl.model.objects import Job, Node, Place, Pod
 from queuectl.model.resources import parse_quantity
 from queuectl.simulate.form import GPU, EventForm, JobForm, NodeForm, QueueForm, Scenario, edited
@@ -108,7 +108,7 @@ class Cluster:
                 return self._create(view.attempt)
             case Step.UNGATE:
                 return self._ungate(view)
-            case Step.REMOVE:
+            case Step.SHRINK | Step.REMOVE:
                 self._remove(view)
         return None
 
@@ -204,7 +204,7 @@ class Cluster:
     def _stop(self, name: str, *, failed: bool) -> bool:
         """End the pods that the job waits for, or one with a failure."""
         attempt, job = self.world.attempts.get(name), self.jobs.get(name)
-        if attempt is None or job is None or attempt.state not in {AttemptState.UNGATED, AttemptState.RUNNING}:
+        if attempt is None or job is None or attempt.state not in UP | {AttemptState.UNGATED}:
             return False
         needed = {role.name for role in job.gang.roles if role.must_succeed}
         pods = [pod for pod in self._of(name, attempt.number) if pod.role in needed and not pod.ended]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from queuectl.simulate.clockwork import PREEMPTED, REQUEUED, RUNNING, Run, State
+from queuectl.simulate.clockwork import PREEMPTED, REQUEUED, RUNNING, SHRUNK, Run, State
 from queuectl.simulate.form import Scenario, WantForm
 
 _PHASES = {
@@ -67,7 +67,7 @@ def _moved(field: str, want: WantForm, run: Run) -> Iterator[str]:
         if entry is not None:
             yield f"{field}.neverMoved: {job} was moved at {entry.at:g} s: {entry.why}"
     if want.rest_after is not None:
-        restless = [entry for entry in run.of(PREEMPTED) if entry.at > want.rest_after]
+        restless = [e for e in run.timeline if e.what in {PREEMPTED, SHRUNK} and e.at > want.rest_after]
         if restless:
             first = restless[0]
             yield f"{field}.restAfter: {len(restless)} evictions after {want.rest_after:g} s; the first at {first.at:g} s, of {first.job}: {first.why}"

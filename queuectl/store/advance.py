@@ -20,11 +20,12 @@ _NEXT = {
     AttemptState.RESERVED: {AttemptState.CREATED, AttemptState.ENDING},
     AttemptState.CREATED: {AttemptState.UNGATED, AttemptState.ENDING},
     AttemptState.UNGATED: {AttemptState.RUNNING, AttemptState.ENDING},
-    AttemptState.RUNNING: {AttemptState.ENDING},
+    AttemptState.RUNNING: {AttemptState.ENDING},  # a preemptor has it shrink
+    AttemptState.SHRINKING: {AttemptState.RUNNING, AttemptState.ENDING},
     AttemptState.ENDING: {AttemptState.ENDED},
     AttemptState.ENDED: set[AttemptState](),
 }
-_TOUCH_ROOM = {AttemptState.RESERVED, AttemptState.ENDED}
+_TOUCH_ROOM = {AttemptState.RESERVED, AttemptState.ENDED}  # and RUNNING, after SHRINKING
 _SENTENCES = {
     AttemptState.CREATED: "All pods exist, gated.",
     AttemptState.UNGATED: "Every gate is gone.",
@@ -41,16 +42,20 @@ async def advance(
     """
     await fence(connection, epoch)
     touching = {(move.uid, move.attempt) for move in moves if move.to in _TOUCH_ROOM}
+    touching |= await attempts.shrinking(
+        connection, {(move.uid, move.attempt) for move in moves if move.to is AttemptState.RUNNING}
+    )
     stakes = await attempts.stakes(connection, {uid for uid, _ in touching})
     stakes = {key: stake for key, stake in stakes.items() if key in touching}
     victims = await attempts.waited_for(connection, touching)
     rooms = Rooms()
-    await rooms.lock(connection, [stake.amounts for stake in stakes.values()])
+    await rooms.lock(connection, [amounts for stake in stakes.values() for amounts in (stake.amounts, stake.leaving)])
     uids = {move.uid for move in moves}.union(uid for some in victims.values() for uid, _ in some)
     await attempts.lock_workloads(connection, uids)
     held = await attempts.latest(connection, uids)
 
     done: list[Move] = []
+    shrunk: dict[AttemptKey, Stake] = {}
     events: list[Event] = []
     for move in moves:
         key = (move.uid, move.attempt)
@@ -61,10 +66,13 @@ async def advance(
             if again and move.to is attempt.state and not attempt.passed:
                 done.append(move)
             continue
-        if move.to in _TOUCH_ROOM:
-            waits = any(v in held and held[v].state is not AttemptState.ENDED for v in victims.get(key, ()))
+        has_shrunk = attempt.state is AttemptState.SHRINKING and move.to is AttemptState.RUNNING
+        if move.to in _TOUCH_ROOM or has_shrunk:
+            waits = any(v in held and held[v].in_the_way for v in victims.get(key, ()))
             if stake is None or not _account(move, attempt, stake, rooms, waits=waits):
                 continue
+            if has_shrunk:
+                shrunk[key] = stake
         attempt.state = move.to
         attempt.end = move.end or attempt.end
         attempt.passed.append(move.to)
@@ -73,6 +81,7 @@ async def advance(
     moved = {key: attempt for key, attempt in held.items() if attempt.passed}
     if moved:
         ended = {key: attempt for key, attempt in moved.items() if attempt.state is AttemptState.ENDED}
+        await attempts.shrunk(connection, shrunk, now=now)
         await attempts.write(connection, epoch, moved, now=now)
         await attempts.unclaim(connection, [key for key, attempt in ended.items() if not attempt.holds])
         await _free(connection, ended, now)
@@ -109,14 +118,18 @@ async def retire(connection: AsyncConnection, epoch: int, ends: Mapping[str, End
 
 
 def _account(move: Move, attempt: Held, stake: Stake, rooms: Rooms, *, waits: bool) -> bool:
-    """Turn a claim into a reservation, or give back what an ended attempt has; False when there is no room yet."""
+    """Turn a claim into a reservation, or give back what is gone of an attempt; False when there is no room yet."""
+    if move.to is AttemptState.RESERVED:
+        if waits or not rooms.fits_now(stake.amounts):
+            return False
+        rooms.take(stake.amounts, reserved=True)
+        attempt.holds = True
+        return True
+    if attempt.leaving:
+        rooms.free(stake.leaving, reserved=True)
+        attempt.leaving = attempt.claimed = False
     if move.to is AttemptState.ENDED:
         rooms.free(stake.amounts, reserved=attempt.holds, promised=attempt.promised)
-        return True
-    if waits or not rooms.fits_now(stake.amounts):
-        return False
-    rooms.take(stake.amounts, reserved=True)
-    attempt.holds = True
     return True
 
 
@@ -130,7 +143,8 @@ def _event(move: Move, attempt: Held, stake: Stake | None) -> Event:
             return Event("Requeued", f"Back in its queue: {end.why}", move.uid, move.attempt, facts)
         return Event("Finished", f"{end.outcome.value}: {end.why}", move.uid, move.attempt, facts)
     if move.to is AttemptState.RESERVED and stake is not None:
-        return told(why(Reason.ADMITTED, pods=stake.pods, nodes=stake.nodes), move.uid, move.attempt)
+        nodes = len({place.node for place in stake.attempt.placements})
+        return told(why(Reason.ADMITTED, pods=stake.attempt.whole.pods, nodes=nodes), move.uid, move.attempt)
     return Event(move.to.value, _SENTENCES[move.to], move.uid, move.attempt)
 
 

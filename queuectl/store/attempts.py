@@ -2,17 +2,41 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
 
-from sqlalchemy import Boolean, Integer, RowMapping, TableValuedAlias, Text, and_, case, insert, literal, select, update
+from sqlalchemy import (
+    Boolean,
+    Integer,
+    RowMapping,
+    TableValuedAlias,
+    Text,
+    and_,
+    case,
+    func,
+    insert,
+    literal,
+    null,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from queuectl.model.lifecycle import STEP_OF, AttemptState, End
-from queuectl.model.resources import times, total
+from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Shrink
+from queuectl.model.plan import Portion
+from queuectl.model.resources import total
 from queuectl.store import tables
 from queuectl.store.room import Amounts
-from queuectl.store.rows import end_from_json, end_to_json, quota_from_json, rowset
+from queuectl.store.rows import (
+    Places,
+    attempt_from_row,
+    end_from_json,
+    end_to_json,
+    places_by_attempt,
+    quota_to_json,
+    rowset,
+    why_to_json,
+)
 
 AttemptKey = tuple[str, int]  # workload uid, number
 
@@ -26,13 +50,30 @@ _STAMPS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stake:
-    """What an active attempt is about; settled when it is made, so it may be read before anything is locked."""
+    """What an active attempt is about.
 
-    amounts: Amounts
-    pods: int
-    nodes: int
+    Only what leaves of it changes, and only by its leader's transactions, so it may be read before anything is locked.
+    """
+
+    attempt: Attempt
+    charged: tuple[str, ...]  # queues
+
+    def of(self, part: Portion) -> Amounts:
+        """Return what a part of it takes."""
+        on_nodes = total({(p.node, name): amount * p.pods for name, amount in p.requests} for p in part.placements)
+        return Amounts.of(self.charged, part.quota, on_nodes)
+
+    @cached_property
+    def amounts(self) -> Amounts:
+        """What it takes, what leaves of it aside."""
+        return self.of(self.attempt.whole)
+
+    @cached_property
+    def leaving(self) -> Amounts:
+        """What leaves of it and is still held."""
+        return self.of(self.attempt.leaving) if self.attempt.leaving else Amounts()
 
 
 @dataclass(slots=True)
@@ -44,7 +85,13 @@ class Held:
     holds: bool  # counted in the rooms' reserved
     promised: bool  # counted in the rooms' promised
     claimed: bool  # by somebody who is still there
+    leaving: bool  # gives up a part
     passed: list[AttemptState] = field(default_factory=list)
+
+    @property
+    def in_the_way(self) -> bool:
+        """Tell whether the one who has claimed it still has to wait for it."""
+        return self.claimed and self.state is not AttemptState.ENDED
 
 
 async def stakes(connection: AsyncConnection, uids: Collection[str]) -> dict[AttemptKey, Stake]:
@@ -53,22 +100,14 @@ async def stakes(connection: AsyncConnection, uids: Collection[str]) -> dict[Att
         return {}
     a, r, given = tables.attempt, tables.reservation, _uids(uids)
     active = and_(a.c.workload_uid == given.c.uid, a.c.state != AttemptState.ENDED.value)
-    places: dict[AttemptKey, list[Any]] = {}
-    on = and_(r.c.workload_uid == a.c.workload_uid, r.c.attempt == a.c.number)
-    reserved = select(r.c.workload_uid, r.c.attempt, r.c.node, r.c.pods, r.c.requests).join(a, on).where(active)
-    for place in await connection.execute(reserved):
-        places.setdefault((place.workload_uid, place.attempt), []).append(place)
-    found = {}
-    for row in await connection.execute(select(a.c.workload_uid, a.c.number, a.c.charged, a.c.quota).where(active)):
-        mine = places.get((row.workload_uid, row.number), [])
-        on_nodes = total(
-            {(place.node, name): amount for name, amount in times(dict(place.requests), place.pods).items()}
-            for place in mine
+    on = and_(r.c.workload_uid == a.c.workload_uid, r.c.attempt == a.c.number, r.c.freed_at.is_(None))
+    places = places_by_attempt((await connection.execute(select(r).join(a, on).where(active))).mappings())
+    return {
+        (row["workload_uid"], row["number"]): Stake(
+            attempt_from_row(row, places.get((row["workload_uid"], row["number"]), Places())), tuple(row["charged"])
         )
-        amounts = Amounts.of(row.charged, quota_from_json(row.quota), on_nodes)
-        pods, nodes = sum(place.pods for place in mine), len({place.node for place in mine})
-        found[row.workload_uid, row.number] = Stake(amounts, pods, nodes)
-    return found
+        for row in (await connection.execute(select(a).where(active))).mappings()
+    }
 
 
 async def waited_for(
@@ -109,15 +148,15 @@ async def latest(connection: AsyncConnection, uids: Collection[str]) -> dict[Att
     if not uids:
         return {}
     a, w = tables.attempt, tables.workload
-    columns = (a.c.workload_uid, a.c.number, a.c.state, a.c.end, a.c.holds, a.c.promised, a.c.claimed_by_uid)
+    claimed, leaving = a.c.claimed_by_uid.is_not(None).label("claimed"), a.c.leaving.is_not(None).label("leaves")
     statement = (
-        select(*columns)
+        select(a.c.workload_uid, a.c.number, a.c.state, a.c.end, a.c.holds, a.c.promised, claimed, leaving)
         .join(w, (w.c.uid == a.c.workload_uid) & (w.c.attempt == a.c.number))
         .where(w.c.uid.in_(select(_uids(uids).c.uid)))
     )
     return {
         (row.workload_uid, row.number): Held(
-            AttemptState(row.state), end_from_json(row.end), row.holds, row.promised, row.claimed_by_uid is not None
+            AttemptState(row.state), end_from_json(row.end), row.holds, row.promised, row.claimed, row.leaves
         )
         for row in await connection.execute(statement)
     }
@@ -156,7 +195,13 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
             state=given.c.state,
             end=given.c.end,
             holds=given.c.holds,
-            **{name: case((given.c[name], at), else_=a.c[name]) for name in _STAMPS},
+            # The first time counts, but that of admission: a claim is admitted again when it is reserved.
+            **{
+                name: case(
+                    (given.c[name], at if name == "admitted_at" else func.coalesce(a.c[name], at)), else_=a.c[name]
+                )
+                for name in _STAMPS
+            },
         )
         .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
     )
@@ -175,25 +220,109 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
         await connection.execute(update(w).values(late_starts=0).where(w.c.uid == given.c.uid, given.c.running_at))
 
 
-async def claim(connection: AsyncConnection, claims: Mapping[AttemptKey, AttemptKey]) -> None:
-    """Write down who waits for whose room: victim → claimer."""
+async def shrinking(connection: AsyncConnection, of: Collection[AttemptKey]) -> set[AttemptKey]:
+    """Return which of the attempts are giving up a part."""
+    if not of:
+        return set()
+    a, given = tables.attempt, keys(of)
+    statement = select(a.c.workload_uid, a.c.number).where(
+        a.c.workload_uid == given.c.uid,
+        a.c.number == given.c.attempt,
+        a.c.state == AttemptState.SHRINKING.value,
+    )
+    return {(row.workload_uid, row.number) for row in await connection.execute(statement)}
+
+
+async def claim(
+    connection: AsyncConnection,
+    claims: Mapping[AttemptKey, AttemptKey],
+    shrinks: Mapping[AttemptKey, Shrink],
+) -> None:
+    """Write down who waits for whose room: victim → claimer; and of which victims only a part leaves."""
     if not claims:
         return
-    a = tables.attempt
+    a, r = tables.attempt, tables.reservation
     given = rowset(
         [
-            {"uid": uid, "attempt": number, "by_uid": by_uid, "by_attempt": by_attempt}
+            {
+                "uid": uid,
+                "attempt": number,
+                "by_uid": by_uid,
+                "by_attempt": by_attempt,
+                "leaving": quota_to_json(shrink.part.quota) if (shrink := shrinks.get((uid, number))) else None,
+                "shrunk": why_to_json(shrink.why) if shrink else None,
+            }
             for (uid, number), (by_uid, by_attempt) in sorted(claims.items())
         ],
         uid=Text,
         attempt=Integer,
         by_uid=Text,
         by_attempt=Integer,
+        leaving=JSONB,
+        shrunk=JSONB,
     )
     await connection.execute(
         update(a)
-        .values(promised=False, claimed_by_uid=given.c.by_uid, claimed_by_attempt=given.c.by_attempt)
+        .values(
+            promised=given.c.leaving.is_not(None),
+            claimed_by_uid=given.c.by_uid,
+            claimed_by_attempt=given.c.by_attempt,
+            leaving=given.c.leaving,
+            shrunk=func.coalesce(given.c.shrunk, a.c.shrunk),
+        )
         .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
+    )
+    if not shrinks:
+        return
+    places = rowset(
+        [
+            {"uid": uid, "attempt": n, "role": p.role, "flavor": p.flavor, "node": p.node, "pods": p.pods}
+            for (uid, n), shrink in sorted(shrinks.items())
+            for p in shrink.part.placements
+        ],
+        uid=Text,
+        attempt=Integer,
+        role=Text,
+        flavor=Text,
+        node=Text,
+        pods=Integer,
+    )
+    same = (r.c.role == places.c.role, r.c.flavor == places.c.flavor, r.c.node == places.c.node)
+    await connection.execute(
+        update(r)
+        .values(leaving=places.c.pods)
+        .where(r.c.workload_uid == places.c.uid, r.c.attempt == places.c.attempt, *same)
+    )
+
+
+async def shrunk(connection: AsyncConnection, attempts: Mapping[AttemptKey, Stake], *, now: float) -> None:
+    """Write down that what left of these attempts is gone: they hold what is left, and nobody waits for them."""
+    if not attempts:
+        return
+    a, r = tables.attempt, tables.reservation
+    given = rowset(
+        [
+            {"uid": uid, "attempt": number, "quota": quota_to_json(stake.attempt.quota)}
+            for (uid, number), stake in sorted(attempts.items())
+        ],
+        uid=Text,
+        attempt=Integer,
+        quota=JSONB,
+    )
+    await connection.execute(
+        update(a)
+        .values(quota=given.c.quota, leaving=null(), claimed_by_uid=None, claimed_by_attempt=None)
+        .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
+    )
+    all_of_it = r.c.leaving == r.c.pods
+    await connection.execute(
+        update(r)
+        .values(
+            pods=case((all_of_it, r.c.pods), else_=r.c.pods - r.c.leaving),
+            freed_at=case((all_of_it, literal(now, tables.UnixTime)), else_=None),
+            leaving=0,
+        )
+        .where(r.c.workload_uid == given.c.uid, r.c.attempt == given.c.attempt, r.c.leaving > 0, r.c.freed_at.is_(None))
     )
 
 

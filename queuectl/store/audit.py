@@ -4,7 +4,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 _BY_NODE = """
-SELECT r.node, q ->> 0 AS resource, sum((q ->> 1)::numeric * r.pods) AS amount
+SELECT r.node, q ->> 0 AS resource, sum((q ->> 1)::numeric * ({pods})) AS amount
 FROM reservation r JOIN attempt a ON a.workload_uid = r.workload_uid AND a.number = r.attempt
 CROSS JOIN LATERAL jsonb_array_elements(r.requests) AS q
 WHERE r.freed_at IS NULL AND a.{counted} GROUP BY 1, 2
@@ -12,7 +12,7 @@ WHERE r.freed_at IS NULL AND a.{counted} GROUP BY 1, 2
 _BY_QUEUE = """
 SELECT charged.queue, q ->> 0 AS flavor, q ->> 1 AS resource, sum((q ->> 2)::numeric) AS amount
 FROM attempt a CROSS JOIN LATERAL unnest(a.charged) AS charged (queue)
-CROSS JOIN LATERAL jsonb_array_elements(a.quota) AS q
+CROSS JOIN LATERAL ({amounts}) AS given (q)
 WHERE a.state <> 'Ended' AND a.{counted} GROUP BY 1, 2, 3
 """
 _NODE_SUMS = """
@@ -31,12 +31,19 @@ _WRONG = """
 WHERE reserved < 0 OR promised < 0 OR room < 0
     OR deficit <> greatest(0, reserved::numeric - room, promised::numeric - room)
 """
+_ALL = "SELECT jsonb_array_elements(a.quota)"
+_LEAVING = "SELECT jsonb_set(e, '{2}', to_jsonb(-(e ->> 2)::numeric)) FROM jsonb_array_elements(a.leaving) AS e"
+_RESERVED = {"sum": "reserved", "counted": "holds", "verb": "hold", "pods": "r.pods", "amounts": _ALL}
+_PROMISED = {
+    "sum": "promised", "counted": "promised", "verb": "are promised", "pods": "r.pods - r.leaving",
+    "amounts": f"{_ALL} UNION ALL {_LEAVING}",
+}  # fmt: skip
 # Each query returns one column: the sentence.
 _CHECKS = (
     *(
-        sums.format(sum=column, verb=verb, attempts=attempts.format(counted=counted))
+        sums.format(attempts=attempts.format(**kind), **kind)
         for sums, attempts in ((_NODE_SUMS, _BY_NODE), (_QUEUE_SUMS, _BY_QUEUE))
-        for column, counted, verb in (("reserved", "holds", "hold"), ("promised", "promised", "are promised"))
+        for kind in (_RESERVED, _PROMISED)
     ),
     f"""
     SELECT format('Node %s, %s: reserved %s, promised %s, room %s, deficit %s.', node, resource, reserved, promised,
@@ -83,7 +90,16 @@ _CHECKS = (
     FROM attempt a
     LEFT JOIN step s ON s.workload_uid = a.workload_uid AND s.attempt = a.number AND s.done_at IS NULL
     WHERE coalesce(s.step, '') <> CASE a.state WHEN 'Reserved' THEN 'Create' WHEN 'Created' THEN 'Ungate'
-        WHEN 'Ending' THEN 'Remove' ELSE '' END
+        WHEN 'Shrinking' THEN 'Shrink' WHEN 'Ending' THEN 'Remove' ELSE '' END
+    """,
+    """
+    SELECT format('Attempt %s of workload %s is %s, and %s of its pods leave it.', a.number, a.workload_uid, a.state,
+                  sum(r.leaving))
+    FROM attempt a JOIN reservation r ON r.workload_uid = a.workload_uid AND r.attempt = a.number
+    WHERE a.state <> 'Ended' AND r.freed_at IS NULL
+    GROUP BY a.number, a.workload_uid, a.state, a.leaving
+    HAVING (a.state = 'Shrinking' AND sum(r.leaving) = 0) OR (sum(r.leaving) > 0) <> (a.leaving IS NOT NULL)
+        OR sum(r.leaving) = sum(r.pods)
     """,
 )
 

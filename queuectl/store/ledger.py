@@ -14,7 +14,7 @@ from sqlalchemy import Text, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Step, Workload, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Step, Workload, WorkloadState
 from queuectl.model.plan import Admission, Preempt
 from queuectl.model.policy import Amounts
 from queuectl.store import advance, audit, reserve, tables
@@ -24,7 +24,7 @@ from queuectl.store.reserve import CycleResult
 from queuectl.store.rows import (
     attempts_from_rows,
     clean,
-    placements_by_attempt,
+    places_by_attempt,
     rowset,
     workload_from_row,
 )
@@ -94,9 +94,9 @@ class Ledger:
             await connection.execute(_ONE_SNAPSHOT)
             found = [workload_from_row(row) for row in (await connection.execute(workloads)).mappings()]
             held = (await connection.execute(select(r).where(r.c.freed_at.is_(None)))).mappings()
-            placements = placements_by_attempt(held)
+            places = places_by_attempt(held)
             active = (await connection.execute(select(a).where(a.c.state != AttemptState.ENDED.value))).mappings().all()
-            attempts = attempts_from_rows(active, placements)
+            attempts = attempts_from_rows(active, places)
             steps = [
                 OpenStep(
                     uid=row["workload_uid"],
@@ -126,7 +126,7 @@ class Ledger:
         changed_by: Mapping[str, str] = _NONE,
         ancestors: Mapping[str, Sequence[str]] = _NONE,
         admissions: Sequence[tuple[Admission, int]] = (),
-        preemptions: Sequence[tuple[Preempt, int, Mapping[str, End]]] = (),
+        preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]] = (),
     ) -> CycleResult:
         """Record what was seen and reserve what was planned, in one transaction.
 
@@ -135,9 +135,9 @@ class Ledger:
         ``ancestors`` of a queue, nearest first, are charged with what the queue is charged.
 
         Admissions are taken in order, each with the generation that was planned for, and after them the preemptions,
-        each with its victims' ends as well; one that no longer fits, or whose victim is gone or already claimed, is
-        refused and the rest commits. A preemptor's room is promised to it; it may move to RESERVED when its victims
-        have ended. At most 500 gangs or 10,000 reservations and victims are taken, the rest is refused and left for
+        each with its victims' ends, or the parts that they give up, as well; one that no longer fits, or whose victim
+        is gone or already claimed, is refused and the rest commits. A preemptor's room is promised to it; it may move
+        to RESERVED when its victims have ended or shrunk. At most 500 gangs or 10,000 reservations and victims are taken, the rest is refused and left for
         the next cycle.
 
         When the answer to COMMIT is lost, the plan is looked up by its id; StoreUnavailable then means that it still

@@ -24,7 +24,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model import policy
-from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Workload, WorkloadState
+from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, Leave, Shrink, Workload, WorkloadState
 from queuectl.model.plan import Admission, Placement, Preempt
 from queuectl.model.reasons import Reason, why
 from queuectl.store import attempts, observe, tables
@@ -33,7 +33,7 @@ from queuectl.store.engine import Conflict
 from queuectl.store.events import Event, record, told
 from queuectl.store.leadership import fence
 from queuectl.store.room import Amounts, Key, Rooms
-from queuectl.store.rows import attempt_from_row, placements_by_attempt, quota_to_json, rowset
+from queuectl.store.rows import attempt_from_row, places_by_attempt, quota_to_json, rowset
 
 MAX_GANGS = 500
 MAX_RESERVATIONS = 10_000
@@ -64,7 +64,7 @@ class Request:
     changed_by: Mapping[str, str]
     ancestors: Mapping[str, Sequence[str]]
     admissions: Sequence[tuple[Admission, int]]
-    preemptions: Sequence[tuple[Preempt, int, Mapping[str, End]]]
+    preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]]
 
     @property
     def empty(self) -> bool:
@@ -84,7 +84,8 @@ class Request:
     def candidates(self) -> list["_Candidate"]:
         """Return whom the plan wants to start, in order."""
         return [_Candidate(admission, generation) for admission, generation in self.admissions] + [
-            _Candidate(preempt.admission, generation, preempt, ends) for preempt, generation, ends in self.preemptions
+            _Candidate(preempt.admission, generation, preempt, leaves)
+            for preempt, generation, leaves in self.preemptions
         ]
 
 
@@ -95,7 +96,7 @@ class _Candidate:
     admission: Admission
     generation: int
     preempt: Preempt | None = None
-    ends: Mapping[str, End] = field(default_factory=dict)  # by victim
+    leaves: Mapping[str, Leave] = field(default_factory=dict)  # by victim
 
     @property
     def uid(self) -> str:
@@ -182,29 +183,31 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
 
     gangs: list[_Gang] = []
     refused: list[str] = []
+    shrinks: dict[AttemptKey, Shrink] = {}
     for candidate, amounts in zip(candidates, wanted, strict=True):
-        row, leaving = waiting.get(candidate.uid), _victims(candidate, held)
+        row, leaving = waiting.get(candidate.uid), _victims(candidate, held, stakes)
         if (
             row is None
             or row["queue"] != queue_of.get(candidate.uid)
             or not candidate.admission.placements
             or leaving is None
-            or not _fits(rooms, candidate, amounts, [stakes[key].amounts for key in leaving if held[key].promised])
+            or not _fits(rooms, candidate, amounts, leaving.values())
         ):
             refused.append(candidate.uid)
             continue
         del waiting[candidate.uid]
-        gang = _gang(request, candidate, row, leaving)
+        gang = _gang(request, candidate, row, tuple(leaving))
         gangs.append(gang)
         events.append(gang.event())
-        events.extend(_claim(gang, candidate, held, stakes, rooms))
+        events.extend(_claim(gang, candidate, held, leaving, rooms))
+        shrinks |= {key: leave for key in leaving if isinstance(leave := candidate.leaves.get(key[0]), Shrink)}
         rooms.take(amounts, reserved=not gang.claims, promised=True)
 
     await rooms.write(connection)
     await _write_gangs(connection, request, gangs)
     moved = {key: one for key, one in held.items() if one.passed}
     await attempts.write(connection, request.epoch, moved, now=request.now)
-    await attempts.claim(connection, {victim: gang.key for gang in gangs for victim in gang.victims})
+    await attempts.claim(connection, {victim: gang.key for gang in gangs for victim in gang.victims}, shrinks)
     await record(connection, request.epoch, events, now=request.now)
     return CycleResult(
         admitted=[gang.attempt(request.now) for gang in gangs if not gang.claims],
@@ -226,12 +229,12 @@ async def _already_done(connection: AsyncConnection, request: Request) -> CycleR
     mine = a.c.plan_id == request.plan_id
     rows = (await connection.execute(select(a).where(mine))).mappings().all()
     reserved = select(r).join(a, and_(a.c.workload_uid == r.c.workload_uid, a.c.number == r.c.attempt)).where(mine)
-    placements = placements_by_attempt((await connection.execute(reserved)).mappings())
+    places = places_by_attempt((await connection.execute(reserved)).mappings())
     victims = await attempts.waited_for(connection, [(row["workload_uid"], row["number"]) for row in rows])
     found = {}
     for row in rows:
         key = (row["workload_uid"], row["number"])
-        found[key[0]] = attempt_from_row(row, placements[key], tuple(sorted(victims.get(key, ()))))
+        found[key[0]] = attempt_from_row(row, places[key], tuple(sorted(victims.get(key, ()))))
     return CycleResult(
         admitted=[found[a.uid] for a, _ in request.admissions if a.uid in found and found[a.uid].holds],
         refused=[candidate.uid for candidate in request.candidates if candidate.uid not in found],
@@ -291,21 +294,32 @@ async def _observe(connection: AsyncConnection, request: Request, rooms: Rooms) 
     return events
 
 
-def _victims(candidate: _Candidate, held: Mapping[AttemptKey, Held]) -> tuple[AttemptKey, ...] | None:
-    """Return the victims' attempts, sorted; None unless every one of them is there and nobody else's."""
+def _victims(
+    candidate: _Candidate, held: Mapping[AttemptKey, Held], stakes: Mapping[AttemptKey, Stake]
+) -> dict[AttemptKey, Amounts] | None:
+    """Return the victims' attempts, sorted, and what is no longer promised to each.
+
+    None unless every one of them is there and nobody else's.
+    """
     active = {uid: (uid, number) for uid, number in held}
-    found = []
+    found = {}
     for uid in candidate.victims:
         key = active.pop(uid, None)
-        if key is None or not held[key].holds or held[key].claimed or held[key].state is AttemptState.ENDED:
+        if key is None or not held[key].holds or held[key].claimed or held[key].leaving:
             return None
-        if held[key].state is not AttemptState.ENDING and uid not in candidate.ends:
+        victim, stake, leave = held[key], stakes[key], candidate.leaves.get(uid)
+        if isinstance(leave, Shrink):
+            if victim.state is not AttemptState.RUNNING or not stake.attempt.whole.has(leave.part):
+                return None
+            found[key] = stake.of(leave.part)
+        elif victim.state is AttemptState.ENDED or (victim.state is not AttemptState.ENDING and leave is None):
             return None
-        found.append(key)
-    return tuple(sorted(found))
+        else:
+            found[key] = stake.amounts if victim.promised else Amounts()
+    return dict(sorted(found.items()))
 
 
-def _fits(rooms: Rooms, candidate: _Candidate, amounts: Amounts, leaving: Sequence[Amounts]) -> bool:
+def _fits(rooms: Rooms, candidate: _Candidate, amounts: Amounts, leaving: Collection[Amounts]) -> bool:
     return rooms.fits_later(amounts, leaving) if candidate.preempt else rooms.fits(amounts)
 
 
@@ -326,23 +340,28 @@ def _claim(
     gang: _Gang,
     candidate: _Candidate,
     held: Mapping[AttemptKey, Held],
-    stakes: Mapping[AttemptKey, Stake],
+    leaving: Mapping[AttemptKey, Amounts],
     rooms: Rooms,
 ) -> list[Event]:
-    """Have the victims end, and take them out of what is promised."""
+    """Have the victims end, or shrink, and take what leaves out of what is promised."""
     events = []
-    for key in gang.victims:
-        victim = held[key]
-        if victim.state is AttemptState.ENDING:
+    for key, amounts in leaving.items():
+        victim, leave = held[key], candidate.leaves.get(key[0])
+        rooms.free(amounts, promised=True)
+        victim.claimed = True
+        if isinstance(leave, Shrink):
+            victim.state, victim.leaving = AttemptState.SHRINKING, True
+            victim.passed.append(victim.state)
+            events.append(told(leave.why, *key))
+            continue
+        victim.promised = False
+        if victim.state is AttemptState.ENDING or leave is None:
             facts = {"by_uid": gang.key[0], "by_attempt": gang.key[1]}
             events.append(Event("Claimed", "Its room is promised to a job that waits for it.", *key, facts))
         else:
-            victim.state, victim.end = AttemptState.ENDING, candidate.ends[key[0]]
+            victim.state, victim.end = AttemptState.ENDING, leave
             victim.passed.append(victim.state)
-            events.append(told(victim.end.why, *key))
-        if victim.promised:
-            rooms.free(stakes[key].amounts, promised=True)
-        victim.promised, victim.claimed = False, True
+            events.append(told(leave.why, *key))
     return events
 
 

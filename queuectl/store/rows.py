@@ -1,6 +1,7 @@
 """Rows of the ledger ⇄ values of the model, and many rows in one statement."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -9,7 +10,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome, Workload, WorkloadState
-from queuectl.model.plan import Placement
+from queuectl.model.plan import Placement, Portion
 from queuectl.model.reasons import BY_CODE, Why
 
 Quota = dict[tuple[str, str], int]
@@ -24,13 +25,22 @@ def rowset(
     return func.jsonb_to_recordset(parameter).table_valued(*fields, name="given").render_derived(with_types=True)
 
 
+def why_to_json(why: Why) -> dict[str, Any]:
+    """Encode a reason; facts that JSON doesn't know become text."""
+    return {"reason": why.code, "facts": plain(why.facts)}
+
+
+def why_from_json(data: Mapping[str, Any]) -> Why:
+    """Decode what ``why_to_json`` wrote."""
+    return Why(BY_CODE[data["reason"]], data["facts"])
+
+
 def end_to_json(end: End | None) -> dict[str, Any] | None:
     """Encode an end; facts that JSON doesn't know become text."""
     if end is None:
         return None
     return {
-        "reason": end.why.code,
-        "facts": plain(end.why.facts),
+        **why_to_json(end.why),
         "outcome": end.outcome.value,
         "not_before": end.not_before,
         "charged": end.charged,
@@ -44,7 +54,7 @@ def end_from_json(data: Mapping[str, Any] | None) -> End | None:
     if data is None:
         return None
     return End(
-        why=Why(BY_CODE[data["reason"]], data["facts"]),
+        why=why_from_json(data),
         outcome=Outcome(data["outcome"]),
         not_before=data["not_before"],
         charged=data["charged"],
@@ -96,29 +106,37 @@ def workload_from_row(row: RowMapping) -> Workload:
     )
 
 
-def attempt_from_row(
-    row: RowMapping, placements: tuple[Placement, ...], victims: tuple[tuple[str, int], ...] = ()
-) -> Attempt:
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where an attempt's pods are, sorted by role, flavor and node: those that stay, and those that leave."""
+
+    stay: tuple[Placement, ...] = ()
+    leaving: tuple[Placement, ...] = ()
+
+
+def attempt_from_row(row: RowMapping, places: Places, victims: tuple[tuple[str, int], ...] = ()) -> Attempt:
     """Build an attempt from a row of its table, its reservations and those it still waits for."""
+    leaving = Portion(places.leaving, quota_from_json(row["leaving"])) if row["leaving"] is not None else None
+    held = quota_from_json(row["quota"])
     return Attempt(
         uid=row["workload_uid"],
         number=row["number"],
         state=AttemptState(row["state"]),
         generation=row["generation"],
-        placements=placements,
+        placements=places.stay,
         admitted_at=row["admitted_at"],
         running_at=row["running_at"],
         end=end_from_json(row["end"]),
-        quota=quota_from_json(row["quota"]),
+        quota=Portion((), held).without(leaving).quota if leaving else held,
         holds=row["holds"],
         victims=victims,
         claimed=not row["promised"],
+        leaving=leaving,
+        shrunk=why_from_json(row["shrunk"]) if row["shrunk"] is not None else None,
     )
 
 
-def attempts_from_rows(
-    rows: Sequence[RowMapping], placements: Mapping[tuple[str, int], tuple[Placement, ...]]
-) -> list[Attempt]:
+def attempts_from_rows(rows: Sequence[RowMapping], places: Mapping[tuple[str, int], Places]) -> list[Attempt]:
     """Build attempts from the rows of all that are active, each with those of them that it waits for."""
     victims: dict[tuple[str, int], list[tuple[str, int]]] = {}
     for row in rows:
@@ -127,23 +145,24 @@ def attempts_from_rows(
             victims.setdefault(claimer, []).append((row["workload_uid"], row["number"]))
     keys = [(row["workload_uid"], row["number"]) for row in rows]
     return [
-        attempt_from_row(row, placements.get(key, ()), tuple(sorted(victims.get(key, ()))))
+        attempt_from_row(row, places.get(key, Places()), tuple(sorted(victims.get(key, ()))))
         for key, row in zip(keys, rows, strict=True)
     ]
 
 
-def placement_from_row(row: RowMapping) -> Placement:
-    """Build a placement from a reservation."""
-    requests = tuple((resource, amount) for resource, amount in row["requests"])
-    return Placement(role=row["role"], flavor=row["flavor"], node=row["node"], pods=row["pods"], requests=requests)
-
-
-def placements_by_attempt(rows: Iterable[RowMapping]) -> dict[tuple[str, int], tuple[Placement, ...]]:
-    """Group reservations by (uid, attempt), sorted by role, flavor and node."""
-    found: dict[tuple[str, int], list[Placement]] = {}
+def places_by_attempt(rows: Iterable[RowMapping]) -> dict[tuple[str, int], Places]:
+    """Group reservations by (uid, attempt)."""
+    found: dict[tuple[str, int], list[tuple[Placement, int]]] = {}
     for row in rows:
-        found.setdefault((row["workload_uid"], row["attempt"]), []).append(placement_from_row(row))
-    return {key: tuple(sorted(places, key=_place)) for key, places in found.items()}
+        requests = tuple((resource, amount) for resource, amount in row["requests"])
+        held = Placement(row["role"], row["flavor"], row["node"], row["pods"], requests)
+        found.setdefault((row["workload_uid"], row["attempt"]), []).append((held, row["leaving"]))
+    result = {}
+    for key, pairs in found.items():
+        pairs.sort(key=lambda pair: _place(pair[0]))
+        stay = tuple(replace(p, pods=p.pods - leaving) for p, leaving in pairs if leaving < p.pods)
+        result[key] = Places(stay, tuple(replace(p, pods=leaving) for p, leaving in pairs if leaving))
+    return result
 
 
 def _place(placement: Placement) -> tuple[str, str, str]:

@@ -146,10 +146,12 @@ attempt = Table(
     Column("charged", ARRAY(Text), nullable=False),  # the queue and its ancestors at that time
     Column("quota", JSONB, nullable=False),  # charged to each of them: [[flavor, resource, amount], ...]
     Column("holds", Boolean, nullable=False, server_default=text("true")),  # counted in reserved
-    Column("promised", Boolean, nullable=False, server_default=text("true")),  # counted in promised
-    # Who was promised this victim's room. Stays on record when the victim has ended.
+    Column("promised", Boolean, nullable=False, server_default=text("true")),  # counted in promised, but what leaves
+    # Who was promised this victim's room, or what leaves of it. Stays on record when the victim has ended.
     Column("claimed_by_uid", Text),
     Column("claimed_by_attempt", Integer),
+    Column("leaving", JSONB),  # what of the quota it gives up and still holds; the pods are in its reservations
+    Column("shrunk", JSONB),  # why it has fewer pods than it started with: reason, facts
     Column("admitted_at", UnixTime, nullable=False),
     Column("created_at", UnixTime),
     Column("ungated_at", UnixTime),
@@ -163,12 +165,14 @@ attempt = Table(
         name="fk_attempt_claimed_by",
     ),
     CheckConstraint(
-        "state IN ('Claimed', 'Reserved', 'Created', 'Ungated', 'Running', 'Ending', 'Ended')", name="state"
+        "state IN ('Claimed', 'Reserved', 'Created', 'Ungated', 'Running', 'Shrinking', 'Ending', 'Ended')",
+        name="state",
     ),
     CheckConstraint("holds = (state <> 'Claimed') OR state IN ('Ending', 'Ended')", name="holds"),
     CheckConstraint("promised OR state IN ('Ending', 'Ended')", name="promised"),
     CheckConstraint("(claimed_by_uid IS NULL) = (claimed_by_attempt IS NULL)", name="claimed_by"),
-    CheckConstraint("claimed_by_uid IS NULL OR (holds AND NOT promised)", name="claimed"),
+    CheckConstraint("claimed_by_uid IS NULL OR (holds AND (NOT promised OR leaving IS NOT NULL))", name="claimed"),
+    CheckConstraint("leaving IS NULL OR (promised AND state IN ('Shrinking', 'Ending', 'Ended'))", name="leaving"),
     CheckConstraint("(state IN ('Ending', 'Ended')) = (\"end\" IS NOT NULL)", name="end"),
     CheckConstraint("(state = 'Ended') = (ended_at IS NOT NULL)", name="ended"),
     Index("uq_attempt_active", "workload_uid", unique=True, postgresql_where=text("state <> 'Ended'")),
@@ -191,10 +195,12 @@ reservation = Table(
     Column("flavor", Text, primary_key=True),
     Column("node", Text, primary_key=True),
     Column("pods", Integer, nullable=False),
+    Column("leaving", Integer, nullable=False, server_default=text("0")),  # of them, until they are gone
     Column("requests", JSONB, nullable=False),  # per pod: [[resource, amount], ...]
     Column("freed_at", UnixTime),
     ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
     CheckConstraint("pods > 0", name="pods"),
+    CheckConstraint("leaving BETWEEN 0 AND pods", name="leaving"),
     Index("ix_reservation_held", "workload_uid", "attempt", postgresql_where=text("freed_at IS NULL")),
 )
 
@@ -213,7 +219,7 @@ step = Table(
     Column("done_at", UnixTime),
     Column("epoch", BigInteger, nullable=False),
     ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
-    CheckConstraint("step IN ('Create', 'Ungate', 'Remove')", name="step"),
+    CheckConstraint("step IN ('Create', 'Ungate', 'Shrink', 'Remove')", name="step"),
     Index("uq_step_open", "workload_uid", "attempt", unique=True, postgresql_where=text("done_at IS NULL")),
 )
 

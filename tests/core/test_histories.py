@@ -13,7 +13,7 @@ from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason
 from tests.support.builders import gang, requests, role
 
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, ENDING, ENDED = AttemptState
 ARROWS = {
     RESERVED: {CREATED, ENDING},
     CREATED: {UNGATED, ENDING},

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from queuectl.core.backlog import Backlog, pending_key
 from queuectl.core.cycle import plan
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Workload, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, Leave, Workload, WorkloadState
 from queuectl.model.objects import QueueOrder
 from queuectl.model.policy import Within
 from queuectl.model.reasons import Reason
@@ -74,13 +74,15 @@ class Watched(Clockwork):
             ):
                 assert world.plan.waits[other.uid].reason in PASSED, (other, mine)
 
-    def _claim(self, attempt: Attempt, ends: Mapping[str, End]) -> None:
+    def _claim(self, attempt: Attempt, leaves: Mapping[str, Leave]) -> None:
         world = self.world
         mine = world.workloads[attempt.uid]
-        victims = [world.attempts[uid] for uid in ends]
+        victims = [world.attempts[uid] for uid in leaves]
         assert victims
-        assert all(victim.holds and not victim.claimed for victim in victims), "two preemptors share no victim"
         for victim in victims:
+            assert victim.holds, "who has nothing gives nothing"
+            assert not victim.claimed, "two preemptors share no victim"
+            assert not victim.leaving, "nor a part of it"
             theirs = world.workloads[victim.uid]
             self._assert_it_may_be_taken(victim, mine)
             if theirs.queue == mine.queue:
@@ -89,7 +91,7 @@ class Watched(Clockwork):
                 assert theirs.priority < mine.priority or (equal and newer and theirs.priority == mine.priority)
             else:
                 self.taken.append((theirs.queue, set(attempt.quota)))
-        super()._claim(attempt, ends)
+        super()._claim(attempt, leaves)
         # With the victims gone it fits, on nodes and in quotas.
         room, on_node = self.node_room(), on_nodes(self, later=True)
         assert all(on_node[key] <= room[key] for key in node_parts(attempt))

@@ -13,7 +13,7 @@ from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, ENDING, ENDED = AttemptState
 ADMITTED_AT, RUNNING_AT, NOW = 1000.0, 1010.0, 1020.0
 EIGHT = requests(gpu=8)
 PLACEMENTS = (

@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Step, WorkloadState
-from queuectl.model.plan import Eviction, Preempt
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Shrink, Step, WorkloadState
+from queuectl.model.plan import Admission, Eviction, Placement, Portion, Preempt
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, why
 from queuectl.store import tables
@@ -19,10 +19,10 @@ GONE = (AttemptState.ENDING, AttemptState.ENDED)
 
 
 def preemption(
-    uid: str, *victims: str, ends: Mapping[str, End] | None = None, **gpus: int
-) -> tuple[Preempt, int, dict[str, End]]:
+    uid: str, *victims: str, ends: Mapping[str, Leave] | None = None, **gpus: int
+) -> tuple[Preempt, int, dict[str, Leave]]:
     causes = tuple(Eviction(victim, Cause.QUEUE) for victim in victims)
-    given = dict.fromkeys(victims, PREEMPTED) if ends is None else dict(ends)
+    given: dict[str, Leave] = dict.fromkeys(victims, PREEMPTED) if ends is None else dict(ends)
     return Preempt(admission(uid, **gpus)[0], causes), 7, given
 
 
@@ -379,3 +379,132 @@ async def test_the_same_reservation_move_again_is_harmless(full: Scene) -> None:
     assert not await becomes_reserved(full, "p")
     assert await full.move("p", *GONE, end=REQUEUE) != []
     assert await full.ledger.audit() == []
+
+
+def eight(uid: str, *nodes: str) -> tuple[Admission, int]:
+    """Ask for pods with one GPU each, four on each node."""
+    places = tuple(Placement("worker", "a100", node, 4, ((GPU, 1), ("pods", 1))) for node in nodes)
+    return Admission(uid, places, {("a100", GPU): 4 * len(nodes)}), 7
+
+
+def giving_up(pods: int, node: str = "n2") -> Shrink:
+    part = Portion((Placement("worker", "a100", node, pods, ((GPU, 1), ("pods", 1))),), {("a100", GPU): pods})
+    facts = {"job": "ns/p", "queue": "q", "priority": 1, "cause": "it is", "gone": pods, "before": 8, "after": 8 - pods}
+    return Shrink(why(Reason.SHRUNK, **facts), part)
+
+
+@pytest.fixture
+async def elastic(scene: Scene) -> Scene:
+    """An elastic gang of 8 pods fills two nodes of 4 GPUs; p, p2 and small wait."""
+    await scene.submit("e", "p", "p2", "small")
+    await scene.nodes(n1=4, n2=4)
+    await scene.quota(nominal=8)
+    await scene.admit(eight("e", "n1", "n2"))
+    assert len(await scene.move("e", *UP)) == 3
+    return scene
+
+
+async def test_only_a_part_of_a_gang_leaves(elastic: Scene) -> None:
+    shrink = giving_up(4)
+    (preemptor,) = (await elastic.cycle(preemptions=[preemption("p", "e", ends={"e": shrink}, n2=4)])).claimed
+    assert preemptor.victims == (("e", 1),)
+    victim = await elastic.attempt("e")
+    assert (victim.state, victim.end, victim.claimed, victim.holds) == (AttemptState.SHRINKING, None, False, True)
+    assert [(p.node, p.pods) for p in victim.placements] == [("n1", 4)]
+    assert victim.quota == {("a100", GPU): 4}
+    assert victim.leaving == shrink.part
+    assert (str(victim.shrunk), victim.running_at) == (str(shrink.why), 2000.0)
+    assert [(s.uid, s.step) for s in (await elastic.ledger.load()).steps] == [("e", Step.SHRINK)]
+    # The part is there and promised to another; what stays is the gang's own.
+    assert await sums(elastic, "n1") == (4, 4, 0)
+    assert await sums(elastic, "n2") == (4, 4, 0)
+    assert await quota_sums(elastic) == (8, 8, 0)
+    assert not await becomes_reserved(elastic, "p")
+    assert await elastic.ledger.audit() == []
+
+    successor = await Scene.open(elastic.engine)
+    assert await successor.move("e", AttemptState.RUNNING) == [Move("e", 1, AttemptState.RUNNING)]
+    assert await sums(successor, "n2") == (0, 4, 0)
+    assert await quota_sums(successor) == (4, 8, 0)
+    victim = await successor.attempt("e")
+    assert (victim.state, victim.leaving, victim.quota) == (AttemptState.RUNNING, None, {("a100", GPU): 4})
+    assert victim.running_at == 2000.0
+    assert (await successor.attempt("p")).victims == ()
+    assert (await successor.cycle(admissions=[admission("small", n2=1)])).refused == ["small"]
+    assert await becomes_reserved(successor, "p")
+    assert await sums(successor, "n2") == (4, 4, 0)
+    assert await successor.ledger.audit() == []
+    kinds = [e["kind"] for e in await successor.ledger.history("e")]
+    assert kinds == ["Admitted", "Created", "Ungated", "Running", "Shrunk", "Running"]
+
+    await successor.move("e", *GONE, end=SUCCEEDED)
+    await successor.move("p", *GONE)
+    assert await sums(successor, "n1") == await sums(successor, "n2") == (0, 0, 0)
+    assert await quota_sums(successor) == (0, 0, 0)
+    assert await successor.ledger.audit() == []
+
+
+async def test_part_of_what_a_gang_has_on_a_node_leaves_and_more_of_it_later(elastic: Scene) -> None:
+    for pods, preemptor in ((1, "p"), (2, "p2")):
+        await elastic.cycle(preemptions=[preemption(preemptor, "e", ends={"e": giving_up(pods)}, n2=pods)])
+        assert await elastic.ledger.audit() == []
+        await elastic.move("e", AttemptState.RUNNING)
+        assert await becomes_reserved(elastic, preemptor)
+    victim = await elastic.attempt("e")
+    assert [(p.node, p.pods) for p in victim.placements] == [("n1", 4), ("n2", 1)]
+    assert victim.quota == {("a100", GPU): 5}
+    assert await sums(elastic, "n2") == (4, 4, 0)
+    assert await elastic.ledger.audit() == []
+
+
+@pytest.mark.parametrize("claimer_first", [True, False])
+async def test_a_gang_that_ends_while_it_shrinks_gives_all_back(elastic: Scene, claimer_first: bool) -> None:  # noqa: FBT001
+    await elastic.cycle(preemptions=[preemption("p", "e", ends={"e": giving_up(3)}, n2=3)])
+    if claimer_first:
+        await elastic.move("p", *GONE)
+        assert await sums(elastic, "n2") == (4, 1, 0)
+    await elastic.move("e", AttemptState.ENDING, end=SUCCEEDED)
+    assert (await elastic.attempt("e")).leaving == giving_up(3).part
+    assert await elastic.ledger.audit() == []
+    # What it gives up is still promised to one, the rest to nobody, and nobody else is promised it on its way out.
+    assert (await elastic.cycle(preemptions=[preemption("p2", "e", n1=4)])).refused == ["p2"]
+    assert not await becomes_reserved(elastic, "p")
+    await elastic.move("e", AttemptState.ENDED)
+    assert await sums(elastic, "n1") == (0, 0, 0)
+    assert await becomes_reserved(elastic, "p") is not claimer_first
+    held = 0 if claimer_first else 3
+    assert await sums(elastic, "n2") == await quota_sums(elastic) == (held, held, 0)
+    assert await elastic.ledger.audit() == []
+
+
+async def test_a_gang_goes_on_shrinking_when_its_claimer_goes(elastic: Scene) -> None:
+    await elastic.cycle(preemptions=[preemption("p", "e", ends={"e": giving_up(4)}, n2=4)])
+    await elastic.move("p", *GONE)
+    assert (await elastic.attempt("e")).state is AttemptState.SHRINKING
+    assert await elastic.ledger.audit() == []
+    await elastic.move("e", AttemptState.RUNNING)
+    assert await sums(elastic, "n2") == (0, 0, 0)
+    assert await elastic.ledger.audit() == []
+
+
+async def test_whose_part_can_not_be_had(elastic: Scene) -> None:
+    for shrink in (giving_up(5), giving_up(1, "n3")):  # more than it has there
+        assert (await elastic.cycle(preemptions=[preemption("p", "e", ends={"e": shrink}, n2=1)])).refused == ["p"]
+    result = await elastic.cycle(
+        preemptions=[
+            preemption("p", "e", ends={"e": giving_up(2)}, n2=2),
+            preemption("p2", "e", ends={"e": giving_up(2)}, n2=2),  # it shrinks already
+            preemption("small", "e", n1=1),
+        ]
+    )
+    assert ([a.uid for a in result.claimed], result.refused) == (["p"], ["p2", "small"])
+    await elastic.move("e", AttemptState.ENDING)
+    assert (await elastic.cycle(preemptions=[preemption("p2", "e", n2=1)])).refused == ["p2"]
+    assert await elastic.ledger.audit() == []
+    assert (await elastic.cycle(preemptions=[preemption("p2", "e", ends={"e": giving_up(2)}, n2=1)])).refused == ["p2"]
+
+
+async def test_only_a_running_gang_gives_up_a_part(full: Scene) -> None:
+    part = Portion(admission("v3", n2=6)[0].placements, {("a100", GPU): 6})
+    leave = {"v3": Shrink(giving_up(6).why, part)}
+    assert (await full.cycle(preemptions=[preemption("p", "v3", ends=leave, n2=6)])).refused == ["p"]

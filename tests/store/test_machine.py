@@ -1,7 +1,9 @@
 """Any order of observations, cycles and moves: the ledger agrees with a few lines of Python and with itself."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -9,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, WorkloadState
-from queuectl.model.plan import Admission, Eviction, Placement, Preempt
+from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, Shrink, WorkloadState
+from queuectl.model.plan import Admission, Eviction, Placement, Portion, Preempt
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, why
 from queuectl.store import tables
@@ -21,9 +23,12 @@ UIDS = [f"w{i}" for i in range(6)]
 NODES = ["n1", "n2", "n3"]
 QUEUES = ["q1", "q2"]
 TOP = "top"  # the queue above them
-LIFE = list(AttemptState)
-CLAIMED, RESERVED, ENDING, ENDED = LIFE[0], LIFE[1], LIFE[5], LIFE[6]
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, ENDING, ENDED = AttemptState
+LIFE = [CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, ENDING, ENDED]
 PLACES = st.dictionaries(st.sampled_from(NODES), st.integers(1, 6), min_size=1)
+SHRUNK = why(
+    Reason.SHRUNK, gone=1, before=2, after=1, job="ns/p", queue="q1", priority=1, cause="it has the higher claim"
+)
 TABLES = ", ".join(table.name for table in tables.metadata.sorted_tables)
 
 
@@ -36,6 +41,7 @@ class Job:
     end: End | None = None
     failures: int = 0
     held: dict[str, int] = field(default_factory=dict)  # node → GPUs
+    leaving: dict[str, int] = field(default_factory=dict)  # given up, and held beside that
     holds: bool = False
     promised: bool = False
     claimed_by: str = ""
@@ -68,12 +74,15 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def sums(self, *, node: str = "", queue: str = "") -> tuple[int, int]:
         """What is reserved and what is promised of a node or a queue."""
-        amounts = [
-            (job, job.held.get(node, 0) if node else sum(job.held.values()))
-            for job in self.jobs.values()
-            if node or queue in {job.queue, TOP}
-        ]
-        return sum(n for job, n in amounts if job.holds), sum(n for job, n in amounts if job.promised)
+        jobs = [job for job in self.jobs.values() if node or queue in {job.queue, TOP}]
+
+        def amount(of: dict[str, int]) -> int:
+            return of.get(node, 0) if node else sum(of.values())
+
+        return (
+            sum(amount(job.held) + amount(job.leaving) for job in jobs if job.holds),
+            sum(amount(job.held) for job in jobs if job.promised),
+        )
 
     def rows(self, uid: str, wanted: dict[str, int]) -> list[tuple[int, int, int, int]]:
         """For everything that the gang asks for: room, reserved, promised, wanted."""
@@ -90,22 +99,33 @@ class LedgerMachine(RuleBasedStateMachine):
         job.state, job.attempt, job.at, job.held = WorkloadState.ACTIVE, job.attempt + 1, at, wanted
         job.holds, job.promised = at is RESERVED, True
 
-    def claim(self, uid: str, wanted: dict[str, int], victims: list[str]) -> bool:
+    def may_be_taken(self, victim: str, part: dict[str, int]) -> bool:
+        job = self.jobs.get(victim)
+        if job is None or not job.holds or job.claimed_by or job.leaving:
+            return False
+        return not part or (job.at is RUNNING and all(n <= job.held.get(node, 0) for node, n in part.items()))
+
+    def claim(self, uid: str, wanted: dict[str, int], victims: list[str], parts: dict[str, dict[str, int]]) -> bool:
         if not self.waits(uid) or len(set(victims)) < len(victims):
             return False
-        taken = [self.jobs[victim] for victim in victims if victim in self.jobs and self.jobs[victim].holds]
-        if len(taken) < len(victims) or any(job.claimed_by for job in taken):
+        if not all(self.may_be_taken(victim, parts.get(victim, {})) for victim in victims):
             return False
-        before = [job.promised for job in taken]
-        for job in taken:
-            job.promised = False
+        taken = [self.jobs[victim] for victim in victims]
+        before = [(job.promised, job.held, job.leaving) for job in taken]
+        for victim, job in zip(victims, taken, strict=True):
+            job.leaving = parts.get(victim, {})
+            job.promised = bool(job.leaving)
+            left = {node: n - job.leaving.get(node, 0) for node, n in job.held.items()}
+            job.held = {node: n for node, n in left.items() if n}
         if not all(promised + n <= room for room, _, promised, n in self.rows(uid, wanted)):
-            for job, promised in zip(taken, before, strict=True):
-                job.promised = promised
+            for job, was in zip(taken, before, strict=True):
+                job.promised, job.held, job.leaving = was
             return False
         for job in taken:
             job.claimed_by = uid
-            if job.at is not ENDING:
+            if job.leaving:
+                job.at = SHRINKING
+            elif job.at is not ENDING:
                 job.at, job.end = ENDING, REQUEUE
         self.admit(uid, wanted, CLAIMED)
         return True
@@ -136,6 +156,7 @@ class LedgerMachine(RuleBasedStateMachine):
         wanted: list[tuple[str, dict[str, int]]],
         claims: list[tuple[str, dict[str, int], list[str]]],
         top: int | None,
+        parts: Mapping[str, dict[str, int]] = MappingProxyType({}),
     ) -> None:
         nodes = {node: gpus for node, gpus in nodes.items() if node not in gone}
         quotas = {queue: gpus for queue, gpus in quotas.items() if queue not in queues_gone}
@@ -153,7 +174,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     (
                         Preempt(_admission(uid, places), tuple(Eviction(victim, Cause.QUEUE) for victim in victims)),
                         1,
-                        dict.fromkeys(victims, REQUEUE),
+                        {v: Shrink(SHRUNK, _part(parts[v])) if v in parts else REQUEUE for v in victims},
                     )
                     for uid, places, victims in claims
                 ],
@@ -180,7 +201,7 @@ class LedgerMachine(RuleBasedStateMachine):
             else:
                 refused.append(uid)
         for uid, places, victims in claims:
-            (claimed if self.claim(uid, places, victims) else refused).append(uid)
+            (claimed if self.claim(uid, places, victims, dict(parts)) else refused).append(uid)
         assert ([a.uid for a in result.admitted], [a.uid for a in result.claimed]) == (admitted, claimed)
         assert result.refused == refused
 
@@ -212,6 +233,39 @@ class LedgerMachine(RuleBasedStateMachine):
         holders = [name for name, job in sorted(self.jobs.items()) if job.holds]
         victims = sorted({holders[pick % len(holders)] for pick in picks})
         places = {node: max(1, n - less) for victim in victims for node, n in self.jobs[victim].held.items()}
+        self._take(uid, queue, places, idle, {victim: {} for victim in victims})
+
+    @precondition(lambda self: any(job.at is RUNNING for job in self.jobs.values()))
+    @rule(
+        uid=st.sampled_from(UIDS),
+        queue=st.sampled_from(QUEUES),
+        picks=st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 5)), min_size=1, max_size=2),
+        less=st.integers(-1, 2),
+        idle=st.none() | st.integers(0, 6),
+    )
+    def shrink(self, uid: str, queue: str, picks: list[tuple[int, int]], less: int, idle: int | None) -> None:
+        """Take a part of some that run, so that a little of each is left, or more than they have, or all."""
+        running = [name for name, job in sorted(self.jobs.items()) if job.at is RUNNING]
+        parts: dict[str, dict[str, int]] = {}
+        for pick, stays in picks:
+            victim = running[pick % len(running)]
+            held = sorted(self.jobs[victim].held.items())
+            part = dict(held[-1:]) if len(held) > 1 else {}
+            part[held[0][0]] = held[0][1] - stays
+            parts[victim] = {node: n for node, n in part.items() if n > 0}
+        parts = {victim: part if part != self.jobs[victim].held else {} for victim, part in parts.items()}
+        places = {node: max(1, n - less) for part in parts.values() for node, n in part.items()}
+        if places:
+            self._take(uid, queue, places, idle, parts)
+
+    def _take(
+        self,
+        uid: str,
+        queue: str,
+        places: dict[str, int],
+        idle: int | None,
+        parts: dict[str, dict[str, int]],
+    ) -> None:
         self._cycle(
             submitted={uid: queue},
             nodes={} if idle is None else {node: max(self.sums(node=node)) + idle for node in places},
@@ -219,8 +273,9 @@ class LedgerMachine(RuleBasedStateMachine):
             quotas=dict.fromkeys(QUEUES, 30),
             queues_gone=set(),
             wanted=[],
-            claims=[(uid, places, victims)],
+            claims=[(uid, places, sorted(parts))],
             top=60,
+            parts={victim: part for victim, part in parts.items() if part},
         )
 
     @rule(
@@ -228,7 +283,7 @@ class LedgerMachine(RuleBasedStateMachine):
             st.tuples(
                 st.sampled_from(UIDS),
                 st.integers(1, 3),
-                st.sampled_from(LIFE),
+                st.sampled_from(AttemptState),
                 st.sampled_from(list(Outcome)),
                 st.booleans(),
             ),
@@ -249,7 +304,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Bring an active attempt some arrows further."""
         active = [(uid, job, job.at) for uid, job in sorted(self.jobs.items()) if job.at is not None]
         uid, job, at = active[pick % len(active)]
-        here = LIFE.index(at) + 1
+        here = LIFE.index(RUNNING) if at is SHRINKING else LIFE.index(at) + 1
         end = End(why(Reason.DELETED), outcome)
         self._advance([Move(uid, job.attempt, to, end if to is ENDING else None) for to in LIFE[here : here + arrows]])
 
@@ -265,7 +320,11 @@ class LedgerMachine(RuleBasedStateMachine):
             over = End(why(Reason.DELETED), Outcome.REQUEUE)
             self._advance([Move(uid, number, ENDING, over), Move(uid, number, ENDED)])
         else:
-            self._advance([Move(*victim, ENDED) for victim in victims[skip:]] + [Move(uid, number, RESERVED)])
+            gone = [
+                Move(name, attempt, RUNNING if self.jobs[name].at is SHRINKING else ENDED)
+                for name, attempt in victims[skip:]
+            ]
+            self._advance([*gone, Move(uid, number, RESERVED)])
 
     def _advance(self, moves: list[Move]) -> None:
         done = self.run(self.scene.ledger.advance(self.scene.epoch, moves, now=self.now))
@@ -274,17 +333,24 @@ class LedgerMachine(RuleBasedStateMachine):
             job = self.jobs.get(move.uid)
             if job is None or job.at is None or job.attempt != move.attempt:
                 continue
-            here, there = LIFE.index(job.at), LIFE.index(move.to)
-            if there != here + 1 and not (move.to is ENDING and here < there):
+            if move.to not in self.ahead(job.at):
                 continue
             if move.to is RESERVED and not self.may_start(move.uid):
                 continue
             want.append(move)
+            if job.at is SHRINKING and move.to is RUNNING:
+                job.leaving, job.claimed_by = {}, ""
             job.at, job.end = move.to, move.end or job.end
             job.holds = job.holds or move.to is RESERVED
             if move.to is ENDED:
                 self.ended(move.uid, job)
         assert done == want
+
+    def ahead(self, at: AttemptState) -> set[AttemptState]:
+        if at is SHRINKING:
+            return {RUNNING, ENDING}
+        here = LIFE.index(at)
+        return set(LIFE[here + 1 : here + 2]) | ({ENDING} if here < LIFE.index(ENDING) else set())
 
     def may_start(self, uid: str) -> bool:
         if any(job.claimed_by == uid for job in self.jobs.values()):
@@ -294,7 +360,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def ended(self, uid: str, job: Job) -> None:
         assert job.end is not None
-        job.at, job.held, job.holds, job.promised, job.claimed_by = None, {}, False, False, ""
+        job.at, job.held, job.leaving, job.holds, job.promised, job.claimed_by = None, {}, {}, False, False, ""
         job.failures += job.end.charged
         again = job.end.outcome is Outcome.REQUEUE
         job.state = WorkloadState.QUEUED if again else WorkloadState.FINISHED
@@ -331,6 +397,10 @@ class LedgerMachine(RuleBasedStateMachine):
             for uid, job in self.jobs.items()
             if job.at is not None
         }
+        for a in loaded.attempts:
+            job = self.jobs[a.uid]
+            assert a.whole == _part(job.held)
+            assert (a.leaving or Portion(())) == (_part(job.leaving) if job.leaving else Portion(()))
         for (node, _), (room, reserved, deficit) in self.run(self.scene.room(tables.node_room)).items():
             assert (room, reserved) == (self.nodes.get(node, 0), self.sums(node=node)[0])
             assert deficit == max(0, *(amount - room for amount in self.sums(node=node)))
@@ -343,8 +413,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 def _admission(uid: str, places: dict[str, int]) -> Admission:
-    placements = tuple(Placement("r", "f", node, 1, ((GPU, gpus),)) for node, gpus in places.items())
-    return Admission(uid, placements, {("f", GPU): sum(places.values())})
+    part = _part(places)
+    return Admission(uid, part.placements, part.quota)
+
+
+def _part(places: dict[str, int]) -> Portion:
+    """A pod with one GPU for each GPU on each node."""
+    placements = tuple(Placement("r", "f", node, gpus, ((GPU, 1),)) for node, gpus in sorted(places.items()))
+    return Portion(placements, {("f", GPU): sum(places.values())})
 
 
 def test_any_history_keeps_the_ledger_true(database_url: str) -> None:
