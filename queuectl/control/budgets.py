@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 
+from queuectl.core.elastic import pods_of
 from queuectl.core.nodes import selects
 from queuectl.kube.pods import labels
 from queuectl.model.lifecycle import Attempt
 from queuectl.model.objects import Budget, Job
+from queuectl.model.plan import Placement
 
 
 class Budgets:
@@ -24,14 +26,14 @@ class Budgets:
         less = old is None or (new is not None and new.selector == old.selector and new.allowed <= old.allowed)
         return not less
 
-    def covering(self, job: Job | None, attempt: Attempt) -> tuple[tuple[str, int], ...]:
-        """Return the budgets that cover pods of an attempt, and how many."""
+    def covering(
+        self, job: Job | None, attempt: Attempt, placements: Iterable[Placement]
+    ) -> tuple[tuple[str, int], ...]:
+        """Return the budgets that cover these pods of an attempt, and how many."""
         budgets = self._of.get(job.gang.namespace) if job else None
         if job is None or not budgets:
             return ()
-        pods: dict[str, int] = {}
-        for placement in attempt.placements:
-            pods[placement.role] = pods.get(placement.role, 0) + placement.pods
+        pods = pods_of(placements)
         counts = {}
         for key, budget in sorted(budgets.items()):
             if budget.selector is not None:
@@ -46,6 +48,6 @@ class Budgets:
         """
         left = {key: budget.allowed for budgets in self._of.values() for key, budget in budgets.items()}
         for job, attempt in leaving if left else ():
-            for key, count in self.covering(job, attempt):
+            for key, count in self.covering(job, attempt, attempt.going):
                 left[key] -= count
         return left

@@ -1,6 +1,6 @@
 """What active attempts hold, on nodes and of quotas: now, and as it will be once all victims are gone."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
@@ -8,7 +8,7 @@ from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload
 from queuectl.model.objects import Queue
-from queuectl.model.plan import Portion
+from queuectl.model.plan import Placement, Portion
 from queuectl.model.policy import Amounts, Cell
 from queuectl.model.resources import is_gpu
 
@@ -43,8 +43,7 @@ class Holdings:
     def add(self, workload: Workload, attempt: Attempt) -> None:
         """Count a new attempt."""
         self._held[attempt.uid] = (workload.queue, attempt)
-        gpus = sum(p.pods * n for p in attempt.placements for resource, n in p.requests if is_gpu(resource))
-        self._sizes[attempt.uid] = (gpus, sum(p.pods for p in attempt.placements))
+        self._sizes[attempt.uid] = _size(attempt)
         self._change(workload.queue, attempt.whole, +1, now=attempt.holds, later=not attempt.claimed)
         if attempt.leaving:
             self._change(workload.queue, attempt.leaving, +1, now=True, later=False)
@@ -70,6 +69,7 @@ class Holdings:
             self._change(queue, attempt.whole, -1, now=False, later=True)
         if attempt.leaving and not before.leaving:
             self._change(queue, attempt.leaving, -1, now=False, later=True)
+            self._sizes[attempt.uid] = _size(attempt)
         if before.leaving and not attempt.leaving:
             self._change(queue, before.leaving, -1, now=True, later=False)
 
@@ -94,11 +94,13 @@ class Holdings:
         self,
         workloads: Mapping[str, Workload],
         preemptible: Callable[[Attempt], bool],
-        covered: Callable[[Attempt], tuple[tuple[str, int], ...]],
+        covered: Callable[[Attempt, Sequence[Placement]], tuple[tuple[str, int], ...]],
+        elastic: Callable[[Attempt], Portion | None],
     ) -> dict[str, list[Running]]:
         """Return who may be taken, by queue: whoever holds room that nobody has claimed yet.
 
-        ``covered``: disruption budgets, and how many pods of the attempt each covers.
+        ``covered``: disruption budgets, and how many of these pods of the attempt each covers. ``elastic``: the pods
+        that it can give up and run on.
         """
         result: dict[str, list[Running]] = {}
         for uid, (queue, attempt) in self._held.items():
@@ -108,6 +110,7 @@ class Holdings:
             if candidate is None:
                 workload, (gpus, pods) = workloads[uid], self._sizes[uid]
                 first = workload.first_admitted_at
+                part = elastic(attempt)
                 candidate = self._candidates[uid] = Running(
                     uid=uid,
                     queue=queue,
@@ -125,7 +128,9 @@ class Holdings:
                     saved_at=attempt.saved_at,
                     preemptions=workload.preemptions,
                     preemptible=preemptible(attempt),
-                    covered=covered(attempt),
+                    covered=covered(attempt, attempt.placements),
+                    elastic=part,
+                    elastic_covered=covered(attempt, part.placements) if part else (),
                 )
             result.setdefault(queue, []).append(candidate)
         return result
@@ -200,3 +205,9 @@ class Holdings:
                 tree.grow(queue)
             (tree.add if sign > 0 else tree.remove)(queue, amounts)
         self._moved(queue)
+
+
+def _size(attempt: Attempt) -> tuple[int, int]:
+    """Return the GPUs and the pods of an attempt."""
+    gpus = sum(p.pods * n for p in attempt.placements for resource, n in p.requests if is_gpu(resource))
+    return gpus, attempt.whole.pods

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from queuectl.control.budgets import Budgets
 from queuectl.control.holdings import Holdings
 from queuectl.core.backlog import Backlog
+from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
-from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
+from queuectl.core.lifecycle import BackOff, PodKey, View, all_ready, deadline
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Shrink, Workload, WorkloadState
 from queuectl.model.objects import Budget, Constraints, Flavor, Gang, Job, Node, Place, Pod, PriorityClass, Queue
-from queuectl.model.plan import Eviction, Plan
+from queuectl.model.plan import Eviction, Placement, Plan, Portion
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.work import Work
@@ -291,7 +292,7 @@ class World:
             fleet=self.fleet.snapshot(),
             tree=self.holdings.now,
             later=self.holdings.later,
-            running=self.holdings.running(self.workloads, self._preemptible, self._covered),
+            running=self.holdings.running(self.workloads, self._preemptible, self._covered, self._elastic),
             version=self._version,
             versions=dict(self.holdings.versions),
             broken_queues=broken,
@@ -346,7 +347,8 @@ class World:
             facts = victim.end.why.facts if victim.end else {}
             lost = Work(int(str(facts.get("gpu_seconds", 0))), int(str(facts.get("pod_seconds", 0))))
             name = f"{workload.namespace}/{workload.name}"
-            result.append(Eviction(uid, Cause.QUEUE, name, workload.queue, workload.priority, lost))
+            part = victim.leaving
+            result.append(Eviction(uid, Cause.QUEUE, name, workload.queue, workload.priority, lost, part=part))
         return result
 
     def overdue(self, now: float) -> set[str]:
@@ -484,13 +486,23 @@ class World:
         given = named or PriorityClass(job.priority_class, 0 if job.priority_class else job.gang.priority)
         return replace(given, preemptible=given.preemptible and job.gang.preemptible)
 
-    def _covered(self, attempt: Attempt) -> tuple[tuple[str, int], ...]:
-        return self.budgets.covering(self.jobs.get(attempt.uid), attempt)
+    def _elastic(self, attempt: Attempt) -> Portion | None:
+        """Return the pods of an attempt that it can give up and run on; only when all of its pods are ready."""
+        job = self.jobs.get(attempt.uid) if attempt.state is AttemptState.RUNNING else None
+        if job is None or all(role.least is None for role in job.gang.roles):
+            return None
+        if not all_ready(attempt, self.pods.get((attempt.uid, attempt.number), {})):
+            return None
+        part = last(attempt.whole, spare(job.gang.roles, pods_of(attempt.placements)))
+        return part if part.placements else None
+
+    def _covered(self, attempt: Attempt, placements: Iterable[Placement]) -> tuple[tuple[str, int], ...]:
+        return self.budgets.covering(self.jobs.get(attempt.uid), attempt, placements)
 
     def _leaving(self) -> Iterator[tuple[Job | None, Attempt]]:
-        """Yield attempts that were told to go and have pods yet."""
+        """Yield attempts that were told to go, or to give up some of their pods, and have these yet."""
         for attempt in self.attempts.values():
-            if attempt.state is AttemptState.ENDING and self.pods.get((attempt.uid, attempt.number)):
+            if attempt.going and self.pods.get((attempt.uid, attempt.number)):
                 yield self.jobs.get(attempt.uid), attempt
 
     def _gang(self, job: Job, workload: Workload) -> Gang:

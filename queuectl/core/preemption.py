@@ -15,7 +15,7 @@ from functools import partial, reduce
 from typing import Protocol
 
 from queuectl.core.tree import Node, Share, Tree
-from queuectl.model.plan import Placement
+from queuectl.model.plan import Placement, Portion
 from queuectl.model.policy import Amounts, Cause, Cell, FairRule, Preemption, Reclaim, VictimChoice, Within
 from queuectl.model.work import NO_WORK, RESTART_SECONDS, Work
 
@@ -45,6 +45,8 @@ class Running:
     preemptions: int = 0  # attempts of it that ended for somebody else
     preemptible: bool = True
     covered: tuple[tuple[str, int], ...] = ()  # disruption budget, how many of its pods it covers
+    elastic: Portion | None = field(default=None, compare=False)  # the pods that it can give up and run on
+    elastic_covered: tuple[tuple[str, int], ...] = ()
 
     @property
     def works_since(self) -> float | None:

@@ -131,6 +131,13 @@ class Attempt:
         """Where its pods may still be."""
         return self.placements + (self.leaving.placements if self.leaving else ())
 
+    @property
+    def going(self) -> tuple[Placement, ...]:
+        """Where pods are that have been told to go."""
+        if self.state is AttemptState.ENDING:
+            return self.held
+        return self.leaving.placements if self.leaving else ()
+
     def shrinking(self, shrink: Shrink) -> "Attempt":
         """Return the attempt while it gives up a part."""
         rest = self.whole.without(shrink.part)

@@ -88,8 +88,9 @@ class Eviction:
     part: Portion | None = None  # only this, and the rest runs on
 
     def __str__(self) -> str:
-        """Return who it is and what it loses."""
-        return f"{self.name} (queue {self.queue}, priority {self.priority}, loses {self.lost})"
+        """Return who it is and what it loses, or gives up."""
+        costs = f"gives up {self.part.pods} pods" if self.part else f"loses {self.lost}"
+        return f"{self.name} (queue {self.queue}, priority {self.priority}, {costs})"
 
 
 @dataclass(frozen=True, slots=True)
