@@ -6,11 +6,12 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from queuectl.core.lifecycle import PodKey, View, deadline, holding, next_move, refused
-from queuectl.model.lifecycle import Attempt, AttemptState, Move, Outcome, Workload
+from queuectl.core.elastic import last
+from queuectl.core.lifecycle import PodKey, View, all_ready, deadline, holding, members, next_move, refused
+from queuectl.model.lifecycle import Attempt, AttemptState, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import Placement
-from queuectl.model.reasons import Reason
+from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
 CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, ENDING, ENDED = AttemptState
@@ -19,6 +20,7 @@ ARROWS = {
     CREATED: {UNGATED, ENDING},
     UNGATED: {RUNNING, ENDING},
     RUNNING: {ENDING},
+    SHRINKING: {RUNNING, ENDING},
     ENDING: {ENDED},
 }
 EIGHT = requests(gpu=8)
@@ -54,7 +56,7 @@ class GangMachine(RuleBasedStateMachine):
         generation = self.job.generation if self.job else 0
         self.workload = replace(self.workload, attempt=self.workload.attempt + 1)
         self.attempt = Attempt("g", self.workload.attempt, RESERVED, generation, PLACEMENTS, self.now)
-        self.pods, self.moves = {}, 0
+        self.pods, self.moves, self.shrinks = {}, 0, 0
 
     @property
     def view(self) -> View:
@@ -66,10 +68,16 @@ class GangMachine(RuleBasedStateMachine):
         assert move.to in ARROWS[self.attempt.state]
         assert (move.end is not None) == (move.to is ENDING)
         self.moves += 1
-        assert self.moves <= 5, "an attempt has five arrows at most"
-        running_at = self.now if move.to is RUNNING else self.attempt.running_at
-        self.attempt = replace(self.attempt, state=move.to, end=move.end or self.attempt.end, running_at=running_at)
+        assert self.moves <= 5 + self.shrinks, "an attempt has five arrows at most, and one for each time it shrinks"
+        before = self.attempt
+        self.attempt = replace(before, state=move.to, end=move.end or before.end)
         if move.to is RUNNING:
+            self.attempt = replace(self.attempt, running_at=before.running_at or self.now, leaving=None)
+            assert len(members(self.attempt, self.pods)) == self.attempt.whole.pods
+        if before.state is SHRINKING:
+            assert move.to is ENDING or not holding(replace(self.view, attempt=before)), "what leaves is still there"
+            assert move.end is None or "g-a-1" not in str(move.end.why), "what leaves decides nothing"
+        if before.state is UNGATED and move.to is RUNNING:
             assert self.pods.keys() == set(KEYS)
             self.workload = replace(self.workload, late_starts=0)
         if move.end is not None:
@@ -147,6 +155,22 @@ class GangMachine(RuleBasedStateMachine):
     @rule(key=keys)
     def remove(self, key: PodKey) -> None:
         self.pods.pop(key, None)
+        self.look()
+
+    @precondition(lambda self: self.state() is RUNNING and not self.shrinks and all_ready(self.attempt, self.pods))
+    @rule()
+    def shrink(self) -> None:
+        """A preemptor takes the second pod of the first role."""
+        self.shrinks += 1
+        part = last(self.attempt.whole, {"a": 1})
+        assert [p.node for p in part.placements] == [NODE["a", 1]]
+        self.attempt = self.attempt.shrinking(Shrink(why(Reason.RUNNING, pods=3), part))
+        self.look()
+
+    @precondition(lambda self: self.state() is SHRINKING)
+    @rule()
+    def remove_what_leaves(self) -> None:
+        self.pods.pop(("a", 1), None)
         self.look()
 
     @precondition(lambda self: self.state() is ENDED and self.over is None)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from queuectl.core.elastic import last
 from queuectl.core.lifecycle import BackOff, PodKey, View, deadline, holding, next_move, ready, refused
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, why
@@ -73,8 +74,10 @@ class Case:
 
     @property
     def view(self) -> View:
-        running_at = self.running_at if self.state in {RUNNING, ENDING} else None
+        running_at = self.running_at if self.state in {RUNNING, SHRINKING, ENDING} else None
         attempt = Attempt("g", 3, self.state, 1, PLACEMENTS, ADMITTED_AT, running_at, self.end)
+        if self.state is SHRINKING:
+            attempt = attempt.shrinking(Shrink(why(Reason.RUNNING, pods=3), last(attempt.whole, {"worker": 1})))
         places = {"n1": Place.GOOD, "n2": Place.GOOD, **self.places}
         return View(self.workload, attempt, self.job, self.pods, places, self.now)
 
@@ -105,6 +108,10 @@ STAYS = {
     "running, a done pod's node is gone": Case(RUNNING, but(UP, "worker", 0, phase="Succeeded"), places={"n1": Place.GONE}),
     "bound before its place was closed": Case(UNGATED, BOUND, places={"n1": Place.CLOSED}),
     "bound before its place was crowded": Case(UNGATED, but(UNBOUND, "worker", 0, node="n1"), places={"n1": Place.CROWDED}),
+    "shrinking, the pod that goes is still there": Case(SHRINKING, UP),
+    "shrinking, it is being removed": Case(SHRINKING, but(UP, "worker", 1, deleting=True, ready=False)),
+    "shrinking, it is evicted": Case(SHRINKING, but(UP, "worker", 1, deleting=True, disrupted="Eviction: preempted")),
+    "shrinking, it is going, and one that stays is not ready": Case(SHRINKING, but(UP, "worker", 0, ready=False)),
     "ending, a pod still runs": Case(ENDING, but(DONE, "ps", 0, phase="Running", deleting=True), end=GONE_END),
     "ending, deleted, a pod that has ended is still there": Case(
         ENDING, DONE, end=End(why(Reason.DELETED), Outcome.DELETED), job=None
@@ -116,6 +123,12 @@ STAYS = {
 MOVES = {
     "all pods are ready": Case(UNGATED, UP, RUNNING),
     "all pods are ready or done": Case(UNGATED, but(UP, "ps", 0, phase="Succeeded", ready=False), RUNNING),
+    "shrinking, the pod that goes is gone": Case(SHRINKING, pods(KEYS[:2]), RUNNING),
+    "shrinking, it has failed": Case(SHRINKING, but(UP, "worker", 1, phase="Failed", exit_code=1), RUNNING),
+    "shrinking, it is done": Case(SHRINKING, but(UP, "worker", 1, phase="Succeeded"), RUNNING),
+    "shrinking, a pod with the gang's labels holds nothing up": Case(
+        SHRINKING, pods(KEYS[:2]) | {("worker", 7): replace(UP["worker", 1], index=7)}, RUNNING
+    ),
     "ending, all pods are gone": Case(ENDING, {}, ENDED, end=GONE_END),
     "ending, those that ended stay for their logs": Case(ENDING, DONE, ENDED, end=GONE_END),
     "ending, the job is gone": Case(ENDING, {}, ENDED, end=GONE_END, job=None),
@@ -127,7 +140,7 @@ CROWDED = "The place on node n1 was lost before the gang was bound: others' pods
 ENDS = {
     **{
         f"deleted when {state.value}": Case(state, seen, Outcome.DELETED, DELETED, job=job)
-        for state, seen in ((RESERVED, {}), (CREATED, GATED), (UNGATED, BOUND), (RUNNING, UP))
+        for state, seen in ((RESERVED, {}), (CREATED, GATED), (UNGATED, BOUND), (RUNNING, UP), (SHRINKING, UP))
         for job in (replace(JOB, deleting=True),)
     },
     **{
@@ -147,6 +160,18 @@ ENDS = {
     "they did, another is gone": Case(RUNNING, pods(KEYS[1:], phase="Succeeded"), Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
     "done before anyone saw them ready": Case(UNGATED, DONE, Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
     "done in time, seen too late": Case(RUNNING, DONE, Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0, now=1e9),
+    "those that stay are done": Case(
+        SHRINKING, but(UP, "worker", 0, phase="Succeeded"), Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0
+    ),
+    "one that stays has failed while others go": Case(
+        SHRINKING, but(UP, "worker", 0, phase="Failed", exit_code=3), Outcome.REQUEUE, "Pod g-worker-0 failed with exit code 3.", 10, charged=True, exit_code=3
+    ),
+    "one that stays is gone, and so is one that goes": Case(
+        SHRINKING, pods([KEYS[0]]), Outcome.REQUEUE, "Pod worker-0 was removed by others.", 10, late=True
+    ),
+    "ran too long while others go": Case(
+        SHRINKING, UP, Outcome.FAILED, "Ran longer than maxRunSeconds of 600.", exit_code=124, now=RUNNING_AT + 600
+    ),
     "ran too long": Case(RUNNING, UP, Outcome.FAILED, "Ran longer than maxRunSeconds of 600.", exit_code=124, now=RUNNING_AT + 600),
     "failed": Case(RUNNING, but(UP, "worker", 1, phase="Failed", exit_code=3), Outcome.REQUEUE, "Pod g-worker-1 failed with exit code 3.", 10, charged=True, exit_code=3),
     "failed before all were ready": Case(UNGATED, but(BOUND, "ps", 0, phase="Failed", exit_code=1), Outcome.REQUEUE, "Pod g-ps-0 failed with exit code 1.", 10, charged=True, exit_code=1),
@@ -240,7 +265,15 @@ def test_a_gang_of_which_nothing_must_succeed_does_not_succeed_by_that() -> None
 
 @pytest.mark.parametrize(
     ("state", "want"),
-    [(RESERVED, 1300), (CREATED, 1300), (UNGATED, 1300), (RUNNING, 1610), (ENDING, None), (ENDED, None)],
+    [
+        (RESERVED, 1300),
+        (CREATED, 1300),
+        (UNGATED, 1300),
+        (RUNNING, 1610),
+        (SHRINKING, 1610),
+        (ENDING, None),
+        (ENDED, None),
+    ],
 )
 def test_when_time_alone_makes_a_move_due(state: AttemptState, want: float | None) -> None:
     view = Case(state).view
@@ -262,6 +295,19 @@ def test_what_holds_room() -> None:
     assert [pod.name for pod in holding(Case(ENDING, mixed, end=GONE_END).view)] == ["g-worker-1"]
     assert len(holding(Case(ENDING, mixed, end=deleted).view)) == 3
     assert len(holding(Case(RUNNING, mixed).view)) == 1
+    assert [pod.name for pod in holding(Case(SHRINKING, UP).view)] == ["g-worker-1"]
+
+
+def test_a_node_that_is_gone_with_what_leaves_is_no_loss() -> None:
+    view = Case(SHRINKING, UP, places={"n2": Place.GONE}).view
+    elsewhere = tuple(replace(p, node="n1") for p in view.attempt.placements)
+    there = {key: replace(pod, node="n2" if key == ("worker", 1) else "n1") for key, pod in UP.items()}
+    moved = replace(view, attempt=replace(view.attempt, placements=elsewhere), pods=there)
+    assert next_move(moved) is None
+    lost = replace(moved, pods={key: there[key] for key in KEYS[:1]})
+    assert (move := next_move(lost)) is not None
+    assert move.end is not None
+    assert str(move.end.why) == "Pod worker-0 was removed by others."
 
 
 @pytest.mark.parametrize(
