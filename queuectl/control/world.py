@@ -197,7 +197,7 @@ class World:
             attempt,
             state=move.to,
             end=move.end or attempt.end,
-            running_at=(attempt.running_at or now) if move.to is AttemptState.RUNNING else attempt.running_at,
+            running_at=now if move.to is AttemptState.RUNNING and attempt.running_at is None else attempt.running_at,
             admitted_at=now if move.to is AttemptState.RESERVED else attempt.admitted_at,
             holds=attempt.holds or move.to is AttemptState.RESERVED,
             leaving=None if move.to is AttemptState.RUNNING else attempt.leaving,
@@ -208,6 +208,8 @@ class World:
             self._left(before)
         if move.to is AttemptState.RUNNING:
             self.workloads[move.uid] = replace(workload, late_starts=0)
+            if before.leaving or self._elastic(attempt):
+                self.changes.candidates = True  # it may be taken again, or a part of it for the first time
         if move.to is AttemptState.RESERVED:
             self.changes.candidates = True  # nobody takes a claim, but a higher priority may take what has its room
         if move.to is AttemptState.ENDED:

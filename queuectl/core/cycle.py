@@ -10,7 +10,7 @@ from queuectl.core.preemption import Field, Victim
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import Node, Tree
 from queuectl.model.objects import Gang, QueueOrder
-from queuectl.model.plan import Admission, Eviction, Plan, Preempt
+from queuectl.model.plan import Admission, Eviction, Plan, Portion, Preempt
 from queuectl.model.policy import Reclaim
 from queuectl.model.reasons import Reason, Why, why
 
@@ -168,8 +168,9 @@ class _Cycle:
 
     def _eviction(self, victim: Victim) -> Eviction:
         gang = victim.gang
+        part = Portion(gang.placements, gang.usage) if gang.gives_up else None
         return Eviction(
-            gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since
+            gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since, part
         )
 
     def _still(self, entry: Entry) -> bool:

@@ -8,12 +8,14 @@ LOWEST_PRIORITY. LEAST_WORK_LOST tries several orders, keeps what costs least, a
 The searches are of one gang against one tree, and leave it as they found it.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Protocol
 
+from queuectl.core.elastic import alike, last, pods_of
 from queuectl.core.tree import Node, Share, Tree
 from queuectl.model.plan import Placement, Portion
 from queuectl.model.policy import Amounts, Cause, Cell, FairRule, Preemption, Reclaim, VictimChoice, Within
@@ -47,11 +49,15 @@ class Running:
     covered: tuple[tuple[str, int], ...] = ()  # disruption budget, how many of its pods it covers
     elastic: Portion | None = field(default=None, compare=False)  # the pods that it can give up and run on
     elastic_covered: tuple[tuple[str, int], ...] = ()
+    of: "Running | None" = field(default=None, compare=False)  # the gang of which this is a piece, for a search
+    gives_up: bool = False  # the piece that it can give up: its work goes on without it
 
     @property
     def works_since(self) -> float | None:
         """From when on its work would be lost; None: nothing would."""
-        return None if self.evicting or self.ready_at is None else max(self.ready_at, self.saved_at or 0.0)
+        if self.evicting or self.gives_up or self.ready_at is None:
+            return None
+        return max(self.ready_at, self.saved_at or 0.0)
 
     def lost(self, now: float) -> Work:
         """Return the work that an eviction would lose."""
@@ -60,7 +66,7 @@ class Running:
 
     def price(self, now: float) -> Work:
         """Return what an eviction counts for: what it loses, and a restart for each time it has given way before."""
-        if self.evicting:
+        if self.evicting or self.gives_up:
             return NO_WORK
         return self.lost(now).plus(Work.of(self.gpus, self.pods, RESTART_SECONDS * self.preemptions))
 
@@ -80,7 +86,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A gang to be evicted, and why it may be."""
+    """A gang to be evicted, or the piece of one that it gives up, and why it may be."""
 
     gang: Running
     cause: Cause
@@ -329,19 +335,22 @@ def _orders(world: Field, ask: Ask, gangs: Sequence[Running]) -> list[list[Runni
         parts = (min(1.0, gang.usage.get(cell, 0) / amount) for cell, amount in ask.usage.items() if amount > 0)
         return max(sum(parts), 1e-9)
 
-    def price(gang: Running) -> tuple[bool, Work, str]:
-        return (not gang.evicting, world.price(gang), gang.uid)
+    def price(gang: Running) -> tuple[bool, Work, bool, str]:
+        return (not gang.evicting, world.price(gang), not gang.gives_up, gang.uid)
 
-    def rate(gang: Running) -> tuple[bool, float, float, float, str]:
+    def rate(gang: Running) -> tuple[bool, float, float, bool, float, str]:
         cost, part = world.price(gang), portion(gang)
-        return (not gang.evicting, cost.gpu_seconds / part, cost.pod_seconds / part, -part, gang.uid)
+        work = (cost.gpu_seconds / part, cost.pod_seconds / part)
+        return (not gang.evicting, *work, not gang.gives_up, -part, gang.uid)
 
     by_rate = sorted(gangs, key=rate)
     return [by_rate, world.beside.cheapest_first(by_rate, world.price), sorted(gangs, key=price)]
 
 
-def _cost(world: Field, ask: Ask, victims: Sequence[Victim], everybody: Sequence[Running]) -> tuple[Work, int]:
-    """Return what a set of victims counts for, with those whom they take in turn when they come back; and their number.
+def _cost(world: Field, ask: Ask, victims: Sequence[Victim], everybody: Sequence[Running]) -> tuple[Work, int, int]:
+    """Return what a set of victims counts for, with those whom they take in turn when they come back.
+
+    Then the number of gangs that go, and of those that give up a piece.
 
     Else a victim of high priority that loses little would be taken instead of one of low priority, and then take
     that one too. Looked at roughly: by the amounts that spared gangs of the victim's queue hold which rank lower.
@@ -355,9 +364,10 @@ def _cost(world: Field, ask: Ask, victims: Sequence[Victim], everybody: Sequence
         gangs.sort(key=lambda gang: victim_order(gang, ask.queue), reverse=True)  # the lowest are popped first
     counted = list(gone.values())
     for again in sorted(gone.values(), key=lambda gang: (-gang.priority, gang.submitted_at, gang.uid)):
-        if not again.evicting:
+        if not (again.evicting or again.gives_up):
             counted += _taken_in_turn(world, ask, again, spared.get(again.queue, []))
-    return reduce(Work.plus, map(world.price, counted), NO_WORK), len(counted)
+    pieces = sum(gang.gives_up for gang in counted)
+    return reduce(Work.plus, map(world.price, counted), NO_WORK), len(counted) - pieces, pieces
 
 
 def _taken_in_turn(world: Field, ask: Ask, again: Running, spared: list[Running]) -> list[Running]:
@@ -383,6 +393,84 @@ def _taken_in_turn(world: Field, ask: Ask, again: Running, spared: list[Running]
 
 def _dearest_first(world: Field, taken: Iterable[Victim]) -> list[Victim]:
     return sorted(taken, key=lambda victim: (world.price(victim.gang), victim.gang.uid), reverse=True)
+
+
+# Gangs that give up some of their pods
+
+
+def _pieces(gang: Running) -> list[Running]:
+    """Return an elastic gang in two: the pods that it can give up, and those that it can't run without."""
+    part = gang.elastic
+    if part is None:
+        return [gang]
+    stays = Portion(gang.placements, gang.usage).without(part)
+    covered = dict(gang.elastic_covered)
+    left = tuple((key, pods - covered.get(key, 0)) for key, pods in gang.covered)
+    rest = replace(
+        gang,
+        uid=f"{gang.uid}/rest",
+        of=gang,
+        usage=stays.quota,
+        placements=stays.placements,
+        covered=left,
+        elastic=None,
+    )
+    return [_gives_up(gang, part), rest]
+
+
+def _gives_up(gang: Running, part: Portion) -> Running:
+    return replace(
+        gang, uid=f"{gang.uid}/{part.pods}", of=gang, gives_up=True, usage=part.quota, placements=part.placements,
+        covered=gang.elastic_covered, elastic=None,
+    )  # fmt: skip
+
+
+def _in_pieces(victims: Iterable[Victim]) -> list[Victim]:
+    return [
+        victim if victim.gang.of else Victim(piece, victim.cause)
+        for victim in victims
+        for piece in ([victim.gang] if victim.gang.of else _pieces(victim.gang))
+    ]
+
+
+def _joined(world: Field, ask: Ask, pieces: Sequence[Victim], *, borrowing: bool) -> list[Victim]:
+    """Return victims under their own uids. Who can't keep what it needs goes whole, and no pod is taken in vain."""
+    whole = {v.gang.of.uid for v in pieces if v.gang.of and not v.gang.gives_up}
+    trial = _Trial(world, ask, borrowing=borrowing)
+    try:
+        for victim in pieces:
+            if victim.gang.of is None or victim.gang.of.uid not in whole:
+                trial.take(victim)
+            elif not victim.gang.gives_up:
+                trial.take(Victim(victim.gang.of, victim.cause))
+        for victim in [victim for victim in trial.taken.values() if victim.gang.gives_up]:
+            _take_less(trial, victim)
+        return [
+            Victim(replace(v.gang, uid=v.gang.of.uid), v.cause) if v.gang.of else v
+            for v in trial.taken.values()
+            if v.gang.placements or not v.gang.gives_up
+        ]
+    finally:
+        trial.close()
+
+
+def _take_less(trial: _Trial, victim: Victim) -> None:
+    """Take the fewest pods of a gang with which it still fits, of each of its roles as it can spare them."""
+    gang = victim.gang.of or victim.gang
+    part, most = Portion(victim.gang.placements, victim.gang.usage), pods_of(victim.gang.placements)
+
+    def less(count: int) -> Victim:
+        return Victim(_gives_up(gang, last(part, alike(most, count))), victim.cause)
+
+    def fits(count: int) -> bool:
+        trial.take(less(count))
+        fits = trial.fits()
+        trial.put_back(less(count))
+        return fits
+
+    trial.put_back(victim)
+    enough = bisect_left(range(part.pods), True, key=fits)  # noqa: FBT003 - what is looked for
+    trial.take(less(enough))
 
 
 # Without fair sharing
@@ -417,12 +505,20 @@ def _by_priority(world: Field, ask: Ask) -> list[Victim]:
         searches = [True, False]
     for borrowing in searches:
         victims = _search(world, ask, candidates, borrowing=borrowing)
+        if rules.victims is VictimChoice.LOWEST_PRIORITY:
+            if victims:
+                return victims
+            continue
+        pieces = [replace(c, gang=piece) for c in candidates for piece in _pieces(c.gang)]
+        if not victims and len(pieces) > len(candidates):
+            victims = _search(world, ask, pieces, borrowing=borrowing)
         if not victims:
             continue
-        if world.quick or rules.victims is VictimChoice.LOWEST_PRIORITY:
+        if world.quick:
             return victims
-        search = partial(_search_in_order, world, ask, {c.gang.uid: c for c in candidates}, borrowing)
-        return _least_lost(world, ask, victims, [candidate.gang for candidate in candidates], search)
+        search = partial(_search_in_order, world, ask, {c.gang.uid: c for c in pieces}, borrowing)
+        best = _least_lost(world, ask, _in_pieces(victims), [piece.gang for piece in pieces], search)
+        return _joined(world, ask, best, borrowing=borrowing)
     return []
 
 
@@ -561,10 +657,18 @@ def _by_share(world: Field, ask: Ask) -> list[Victim]:
             waiting.setdefault(gang.queue, []).append(gang)
         return _FairSearch(world, ask, {name: waiting[name] for name in candidates if name in waiting}).run()
 
-    victims = search(sorted(everybody, key=lambda gang: victim_order(gang, ask.queue)))
-    if not victims or world.quick or rules.victims is VictimChoice.LOWEST_PRIORITY:
+    def in_order(gangs: Iterable[Running]) -> list[Victim]:
+        return search(sorted(gangs, key=lambda gang: victim_order(gang, ask.queue)))
+
+    victims = in_order(everybody)
+    if rules.victims is VictimChoice.LOWEST_PRIORITY:
         return victims
-    return _least_lost(world, ask, victims, everybody, search)
+    pieces = [piece for gang in everybody for piece in _pieces(gang)]
+    if not victims and len(pieces) > len(everybody):
+        victims = in_order(pieces)
+    if not victims or world.quick:
+        return victims
+    return _joined(world, ask, _least_lost(world, ask, _in_pieces(victims), pieces, search), borrowing=True)
 
 
 class _FairSearch:
