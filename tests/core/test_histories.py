@@ -72,7 +72,9 @@ class GangMachine(RuleBasedStateMachine):
         before = self.attempt
         self.attempt = replace(before, state=move.to, end=move.end or before.end)
         if move.to is RUNNING:
-            self.attempt = replace(self.attempt, running_at=self.now if before.running_at is None else before.running_at, leaving=None)
+            self.attempt = replace(
+                self.attempt, running_at=self.now if before.running_at is None else before.running_at, leaving=None
+            )
             assert len(members(self.attempt, self.pods)) == self.attempt.whole.pods
         if before.state is SHRINKING:
             assert move.to is ENDING or not holding(replace(self.view, attempt=before)), "what leaves is still there"

@@ -1,7 +1,7 @@
 """Any history of a virtual cluster keeps the promises of the design: the decisions are checked by counting anew."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from queuectl.core.backlog import Backlog, pending_key
 from queuectl.core.cycle import plan
-from queuectl.model.lifecycle import Attempt, AttemptState, Leave, Workload, WorkloadState
+from queuectl.core.lifecycle import members
+from queuectl.model.lifecycle import UP, Attempt, AttemptState, Leave, Shrink, Workload, WorkloadState
 from queuectl.model.objects import QueueOrder
-from queuectl.model.policy import Within
+from queuectl.model.plan import Portion
+from queuectl.model.policy import VictimChoice, Within
 from queuectl.model.reasons import Reason
 from queuectl.simulate.clockwork import Clockwork
 from queuectl.simulate.form import GPU, EventForm, JobForm, QuotaEdit, read
@@ -91,6 +93,11 @@ class Watched(Clockwork):
                 assert theirs.priority < mine.priority or (equal and newer and theirs.priority == mine.priority)
             else:
                 self.taken.append((theirs.queue, set(attempt.quota)))
+            leave = leaves[victim.uid]
+            if isinstance(leave, Shrink):
+                assert world.queues[mine.queue].preemption.victims is VictimChoice.LEAST_WORK_LOST
+                assert victim.state is AttemptState.RUNNING
+                assert victim.whole.has(leave.part)
         super()._claim(attempt, leaves)
         # With the victims gone it fits, on nodes and in quotas.
         room, on_node = self.node_room(), on_nodes(self, later=True)
@@ -141,30 +148,35 @@ class Watched(Clockwork):
         return Counter({(name, GPU): self.world.fleet.room(name)[GPU] for name in self.world.fleet.node_names()})
 
 
-def node_parts(attempt: Attempt) -> Sums:
+def node_parts(part: Attempt | Portion) -> Sums:
     parts: Sums = Counter()
-    for p in attempt.placements:
+    for p in part.placements:
         parts[p.node, GPU] += p.pods * dict(p.requests)[GPU]
     return parts
 
 
-def counted(clock: Watched, *, later: bool) -> Iterator[Attempt]:
-    return (a for a in clock.world.attempts.values() if (not a.claimed if later else a.holds))
+def counted(attempt: Attempt, *, later: bool) -> list[Portion]:
+    """What of an attempt is there, or will be once all who leave are gone."""
+    if later:
+        return [] if attempt.claimed else [attempt.whole]
+    return [part for part in (attempt.whole, attempt.leaving) if part is not None] if attempt.holds else []
 
 
 def on_nodes(clock: Watched, *, later: bool) -> Sums:
     result: Sums = Counter()
-    for attempt in counted(clock, later=later):
-        result.update(node_parts(attempt))
+    for attempt in clock.world.attempts.values():
+        for part in counted(attempt, later=later):
+            result.update(node_parts(part))
     return result
 
 
 def in_queue(clock: Watched, queue: str, *, later: bool) -> Sums:
     result: Sums = Counter()
     below = set(clock.below(queue))
-    for attempt in counted(clock, later=later):
+    for attempt in clock.world.attempts.values():
         if clock.world.workloads[attempt.uid].queue in below:
-            result.update(attempt.quota)
+            for part in counted(attempt, later=later):
+                result.update(part.quota)
     return result
 
 
@@ -177,7 +189,8 @@ def idle_in_queue(clock: Watched, queue: str) -> Sums:
             mine: Sums = Counter(attempt.quota)
             for uid, number in attempt.victims:
                 victim = world.attempts.get(uid)
-                mine.subtract(victim.quota if victim is not None and victim.number == number else {})
+                if victim is not None and victim.number == number:
+                    mine.subtract((victim.leaving or victim.whole).quota)
             result.update(+mine)
     return result
 
@@ -222,6 +235,14 @@ class ClusterMachine(RuleBasedStateMachine):
             self.submitted += 1
         self.clock.settle()
 
+    @rule(queue=st.sampled_from(QUEUES), pods=st.integers(2, 6), wants=st.integers(1, 3), grace=st.sampled_from([0, 7]))
+    def press(self, queue: str, pods: int, wants: int, grace: int) -> None:
+        """Have an elastic gang in the way of a more important one."""
+        job = {"name": "j", "queue": queue, "gpus": 1}
+        self.submit({**job, "pods": pods, "minPods": 1, "priority": 0, "grace": grace})
+        self.wait(1)
+        self.submit({**job, "pods": wants, "priority": 2})
+
     @rule(seconds=st.sampled_from([1, 3, 10, 60]))
     def wait(self, seconds: int) -> None:
         self.clock._until = self.clock.now + seconds
@@ -257,9 +278,12 @@ class ClusterMachine(RuleBasedStateMachine):
         for attempt in self.attempts():
             pods = self.clock.world.pods.get((attempt.uid, attempt.number), {})
             wanted = sum(placement.pods for placement in attempt.placements)
-            if attempt.state in {AttemptState.UNGATED, AttemptState.RUNNING}:
-                assert len(pods) == wanted
-                assert all(pod.node for pod in pods.values())
+            if attempt.state in UP | {AttemptState.UNGATED}:
+                there = members(attempt, pods)
+                assert len(there) == wanted
+                assert all(pod.node and not pod.deleting for pod in there)
+                if not attempt.leaving:
+                    assert all(pod.ended for pod in pods.values() if pod not in there), "what it gave up is gone"
             elif attempt.state is not AttemptState.ENDING:
                 assert not any(pod.node for pod in pods.values())
             job = self.clock.world.jobs.get(attempt.uid)
