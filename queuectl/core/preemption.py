@@ -350,7 +350,7 @@ def _orders(world: Field, ask: Ask, gangs: Sequence[Running]) -> list[list[Runni
 def _cost(world: Field, ask: Ask, victims: Sequence[Victim], everybody: Sequence[Running]) -> tuple[Work, int, int]:
     """Return what a set of victims counts for, with those whom they take in turn when they come back.
 
-    Then the number of gangs that go, and of those that give up a piece.
+    Then the number of all these gangs, and of those that go at once; who only gives up a piece is in neither.
 
     Else a victim of high priority that loses little would be taken instead of one of low priority, and then take
     that one too. Looked at roughly: by the amounts that spared gangs of the victim's queue hold which rank lower.
@@ -366,8 +366,8 @@ def _cost(world: Field, ask: Ask, victims: Sequence[Victim], everybody: Sequence
     for again in sorted(gone.values(), key=lambda gang: (-gang.priority, gang.submitted_at, gang.uid)):
         if not (again.evicting or again.gives_up):
             counted += _taken_in_turn(world, ask, again, spared.get(again.queue, []))
-    pieces = sum(gang.gives_up for gang in counted)
-    return reduce(Work.plus, map(world.price, counted), NO_WORK), len(counted) - pieces, pieces
+    price = reduce(Work.plus, map(world.price, counted), NO_WORK)
+    return price, sum(not gang.gives_up for gang in counted), sum(not gang.gives_up for gang in gone.values())
 
 
 def _taken_in_turn(world: Field, ask: Ask, again: Running, spared: list[Running]) -> list[Running]:

@@ -20,7 +20,10 @@ seeds = st.integers(0, 10**9)
 def elastic(case: Case, dice: random.Random) -> Case:
     """Return the case with gangs that may run with one pod."""
     running = {
-        queue: [replace(one, elastic=spare(one, one.pods - 1) if dice.random() < 0.8 else None) for one in gangs]
+        queue: [
+            replace(one, elastic=spare(one, one.pods - 1) if one.ready_at and dice.random() < 0.8 else None)
+            for one in gangs
+        ]
         for queue, gangs in case.snapshot.running.items()
     }
     return replace(case, snapshot=replace(case.snapshot, running=running))
