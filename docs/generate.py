@@ -23,7 +23,7 @@ MADE = "<!-- Generated from the code by `make generate`; change it there. -->\n\
 GROUPS = {
     Reason.PENDING: "Why a job waits",
     Reason.ADMITTED: "While it starts and runs",
-    Reason.PODS_READY_TIMEOUT: "Why everything was given back",
+    Reason.PREEMPTED: "Why everything was given back",
     Reason.QUEUE_READY: "Of a queue",
     Reason.SUCCEEDED: "How it ended",
 }

@@ -55,7 +55,7 @@ class Gang:
     """What a TrainingJob's spec demands of its pods."""
 
     name: str
-    pods: int
+    pods: int  # with which it may run: the fewest, if it is elastic
     start_deadline: float  # seconds
 
 
@@ -118,7 +118,7 @@ def gang(item: Object) -> Gang:
     spec = item["spec"]
     return Gang(
         name=item["metadata"]["name"],
-        pods=sum(role["replicas"] for role in spec["roles"]),
+        pods=sum(role.get("minReplicas") or role["replicas"] for role in spec["roles"]),
         start_deadline=spec.get("startDeadlineSeconds") or DEFAULT_START_DEADLINE_SECONDS,
     )
 

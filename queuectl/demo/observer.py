@@ -111,7 +111,7 @@ class Observer:
             {
                 uid
                 for (uid, _), attempt in self.attempts.items()
-                if uid in self.gangs and len(attempt.succeeded) == self.gangs[uid].pods
+                if uid in self.gangs and len(attempt.succeeded) >= self.gangs[uid].pods
             }
         )
 

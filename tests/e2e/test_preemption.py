@@ -3,7 +3,8 @@
 from typing import Any
 
 from tests.support import manifests
-from tests.support.ledger import until_free
+from tests.support.ledger import history, until_free
+from tests.support.observer import observing
 from tests.support.stage import Stage
 
 ANY = {"withinQueue": "LowerPriority", "reclaimFromCohort": "Any"}
@@ -143,4 +144,44 @@ async def test_a_preemptor_that_is_deleted_lets_go_of_its_claim(stage: Stage) ->
     await stage.until_job("slow", lambda s: s.get("attempt") == 2 and s["phase"] == "Running", "runs again", seconds=60)
     await stage.delete_job("slow")
     await stage.until_gone("slow", seconds=60)
+    await until_free(stage)
+
+
+async def test_an_elastic_gang_gives_up_pods_that_it_can_spare_and_runs_on(stage: Stage) -> None:
+    """The victim never stops, also when the controller dies while its pods go."""
+    await stage.nodes(2)
+    await stage.queue(16, preemption={"withinQueue": "LowerPriority"})
+    controller = stage.controller()
+    controller.start()
+    elastic = stage.job("elastic", 4, 4, annotations=SLOW)
+    elastic["spec"]["roles"][0]["minReplicas"] = 1
+    await stage.create(elastic)
+    before = await stage.until_phase("elastic", "Running")
+    pods = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await stage.pods("elastic")}
+    async with observing(stage):
+        await stage.submit("high", 1, 8, priority=10)
+        shrinking = await stage.until_reason("elastic", "Shrunk")
+        assert (shrinking["status"]["phase"], shrinking["status"]["pods"]) == ("Running", "2/4")
+        told = await stage.until_event("elastic", "Shrunk")
+        assert f"Gave up 2 of 4 pods for {stage.namespace}/high of queue {stage.name}, priority 10" in told
+        assert "gives up 2 pods" in await stage.until_event("high", "WaitingForVictims")
+        controller.kill()
+        stage.controller("b").start()
+        await stage.until_phase("high", "Running", seconds=60)
+        after = await stage.until_reason("elastic", "Running")
+    for what in ("startedAt", "attempt"):
+        assert after["status"][what] == before["status"][what]
+    assert (after["status"]["phase"], after["status"]["pods"]) == ("Running", "2/4")
+    assert sum(place["pods"] for place in after["status"]["assignments"]) == 2
+    shrunk = next(c for c in after["status"]["conditions"] if c["type"] == "Shrunk")
+    assert (shrunk["status"], shrunk["message"]) == ("True", told)
+    # Those that stay are the first ones, and they are the same as ever.
+    left = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await stage.pods("elastic")}
+    assert left == {f"elastic-worker-1-{index}": pods[f"elastic-worker-1-{index}"] for index in (0, 1)}
+    await stage.end_pods("elastic")
+    await stage.until_phase("elastic", "Succeeded")
+    assert await history(stage, "elastic") == [
+        "Admitted", "Created", "Ungated", "Running", "Shrunk", "Running", "Succeeded", "Finished",
+    ]  # fmt: skip
+    await stage.delete_job("high")
     await until_free(stage)
