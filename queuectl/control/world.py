@@ -98,6 +98,8 @@ class World:
             if pod is not None and pod.workload:
                 self.touched.add(pod.workload)
                 self.restated.add(pod.workload)
+                if old is None or new is None or (old.ready, old.phase) != (new.ready, new.phase):
+                    self._ready_or_not(pod.workload)
         if old is not None and (new is None or new.uid != old.uid):
             self._uncount(old)
         if new is not None:
@@ -208,8 +210,8 @@ class World:
             self._left(before)
         if move.to is AttemptState.RUNNING:
             self.workloads[move.uid] = replace(workload, late_starts=0)
-            if before.leaving or self._elastic(attempt):
-                self.changes.candidates = True  # it may be taken again, or a part of it for the first time
+            self.changes.candidates = self.changes.candidates or before.leaving is not None
+            self._ready_or_not(move.uid)
         if move.to is AttemptState.RESERVED:
             self.changes.candidates = True  # nobody takes a claim, but a higher priority may take what has its room
         if move.to is AttemptState.ENDED:
@@ -487,6 +489,15 @@ class World:
         named = self.priorities.get(job.priority_class) if job.priority_class else None
         given = named or PriorityClass(job.priority_class, 0 if job.priority_class else job.gang.priority)
         return replace(given, preemptible=given.preemptible and job.gang.preemptible)
+
+    def _ready_or_not(self, uid: str) -> None:
+        """Take in that a gang may have pods to spare now, or has none any more."""
+        attempt, job = self.attempts.get(uid), self.jobs.get(uid)
+        if attempt is None or job is None or all(role.least is None for role in job.gang.roles):
+            return
+        self.holdings.look_again((uid,))
+        if self._elastic(attempt):
+            self.changes.candidates = True
 
     def _elastic(self, attempt: Attempt) -> Portion | None:
         """Return the pods of an attempt that it can give up and run on; only when all of its pods are ready."""

@@ -55,8 +55,8 @@ class Watched(Clockwork):
         world = self.world
         queue = world.workloads[uid].queue
         kept: Sums = Counter()
-        for attempt in counted(self, later=True):
-            mine = world.workloads[attempt.uid].queue == queue
+        for attempt in world.attempts.values():
+            mine = world.workloads[attempt.uid].queue == queue and not attempt.claimed
             if mine and attempt.uid in world.jobs and not world.jobs[attempt.uid].gang.preemptible:
                 kept.update(attempt.quota)
         if not world.jobs[uid].gang.preemptible:

@@ -27,7 +27,6 @@ def quotas(draw: st.DrawFn, *, limits: bool) -> list[dict[str, Any]]:
 @st.composite
 def preemption(draw: st.DrawFn) -> dict[str, Any]:
     rules: dict[str, Any] = {
-        "victims": draw(st.sampled_from([*[VictimChoice.LEAST_WORK_LOST] * 3, VictimChoice.LOWEST_PRIORITY])).value,
         "withinQueue": draw(st.sampled_from(Within)).value,
         "reclaimFromCohort": draw(
             st.sampled_from([Reclaim.ANY, Reclaim.ANY, Reclaim.LOWER_PRIORITY, Reclaim.NEVER])
