@@ -751,7 +751,8 @@ class _FairSearch:
             if child.children:
                 useless = not share.borrowing and child not in self.path
             else:
-                useless = (not share.borrowing and child is not self.home) or not self.waiting.get(child.name)
+                within = not share.borrowing or child.within(self.ask.contested)
+                useless = (within and child is not self.home) or not self.waiting.get(child.name)
             if useless:
                 self.done.add(child)
             else:
