@@ -198,8 +198,13 @@ def idle_in_queue(clock: Watched, queue: str) -> Sums:
 class ClusterMachine(RuleBasedStateMachine):
     """A small cluster in which anything may happen."""
 
-    @initialize(cluster=clusters())
-    def begin(self, cluster: dict[str, Any]) -> None:
+    @initialize(cluster=clusters(), elastic=st.booleans())
+    def begin(self, cluster: dict[str, Any], elastic: bool) -> None:  # noqa: FBT001
+        """``elastic``: in every queue gangs may take others' spare pods, and all have some."""
+        self.elastic = elastic
+        for queue in cluster["queues"] if elastic else ():
+            if "preemption" in queue:
+                queue["preemption"] |= {"withinQueue": "LowerOrNewerEqualPriority", "victims": "LeastWorkLost"}
         self.clock = Watched(read(cluster))
         self.forms = {form.name: form for form in read(cluster).queues}
         self.nodes = [node["name"] for node in cluster["nodes"]]
@@ -217,7 +222,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(job=jobs("j"))
     def submit(self, job: dict[str, Any]) -> None:
-        job = {**job, "name": f"j{self.submitted}"}
+        job = {**job, "name": f"j{self.submitted}"} | ({"minPods": 1, "pods": job["pods"] + 1} if self.elastic else {})
         self.submitted += 1
         self.clock._submit(JobForm.model_validate(job), job["name"])
         self.clock.settle()
