@@ -64,12 +64,12 @@ def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Mo
     return moves, leaving
 
 
-def prepare(world: World) -> Cycle:
+def prepare(world: World, now: float) -> Cycle:
     """Take the world's changes into a cycle; they count as told from now on."""
     changes = world.take_changes()
     submissions = world.submissions(changes.submissions)
     world.restated |= changes.submissions  # those that the plan leaves out have a status too
-    snapshot = world.snapshot()
+    snapshot = world.snapshot(now)
     nodes = {name: world.fleet.room(name) for name in changes.nodes}
     queues = {name: world.queues.get(name) for name in changes.queues}
     return Cycle(

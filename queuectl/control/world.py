@@ -14,6 +14,7 @@ from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
 from queuectl.core.nodes import selects
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
+from queuectl.core.usage import History
 from queuectl.kube.pods import labels
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Budget, Constraints, Flavor, Gang, Job, Node, Place, Pod, PriorityClass, Queue
@@ -58,6 +59,7 @@ class World:
         self.touched: set[str] = set()  # workloads whose next move must be looked at
         self.restated: set[str] = set()  # workloads whose status may have changed
         self.holdings = Holdings(self.fleet)
+        self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
         self._on_node: dict[str, set[str]] = {}  # node → workloads with a reservation there
@@ -187,6 +189,8 @@ class World:
         )
         self.attempts[attempt.uid] = attempt
         self.holdings.add(self.workloads[attempt.uid], attempt)
+        if attempt.holds:
+            self.history.begin(workload.queue, attempt.quota, attempt.admitted_at)
         for placement in attempt.placements:
             self._on_node.setdefault(placement.node, set()).add(attempt.uid)
         self._recount(attempt)
@@ -197,6 +201,8 @@ class World:
     def moved(self, move: Move, now: float) -> None:
         """Take in a move that the ledger has committed."""
         attempt, workload = self.attempts[move.uid], self.workloads[move.uid]
+        if move.to is AttemptState.RESERVED:
+            self.history.begin(workload.queue, attempt.quota, now)
         attempt = replace(
             attempt,
             state=move.to,
@@ -267,7 +273,7 @@ class World:
                 result.append(workload)
         return result
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, now: float) -> Snapshot:
         """Return what the next cycle decides upon."""
         broken = broken_queues(self.queues)
         if self._replant:
@@ -289,6 +295,7 @@ class World:
             versions=dict(self.holdings.versions),
             broken_queues=broken,
             budgets=self._allowances(),
+            past=self.history.past(now),
             policy=self.policy,
         )
 
@@ -397,6 +404,8 @@ class World:
         )
         del self.attempts[workload.uid]
         self._stale.add(workload.uid)
+        if attempt.holds:
+            self.history.end(workload.queue, attempt.quota, now)
         self.holdings.remove(workload.uid)
         for placement in attempt.placements:
             self._on_node.get(placement.node, set()).discard(workload.uid)

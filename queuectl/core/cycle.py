@@ -8,7 +8,8 @@ from queuectl.core.flavors import Mode
 from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
 from queuectl.core.preemption import Field, Victim
 from queuectl.core.snapshot import Snapshot
-from queuectl.core.tree import Node, Tree
+from queuectl.core.tree import Node, Share, Tree
+from queuectl.core.usage import nested
 from queuectl.model.objects import Gang, QueueOrder
 from queuectl.model.plan import Admission, Eviction, Plan, Preempt
 from queuectl.model.policy import Reclaim
@@ -67,7 +68,7 @@ class _Cycle:
     def run(self) -> Plan:
         backlog = self.snapshot.waiting
         backlog.wake(self.now)
-        self.heads = _FairHeads(self.snapshot.later) if self.snapshot.policy.fair_sharing else _Heads()
+        self.heads = _FairHeads(self.snapshot) if self.snapshot.policy.fair_sharing else _Heads()
         for queue, line in backlog.lines.items():
             if self._closed(queue) is None:
                 self.walks[queue] = line.walk()
@@ -252,9 +253,14 @@ class _Heads:
 class _FairHeads(_Heads):
     """The heads of all queues, the best of those first that win in their cohorts."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
-        self._tree = tree
+        self._tree: Tree = snapshot.later
+        self._past: dict[str, Share] = {}  # queue → its share of before; no entry: none
+        if snapshot.past:
+            nodes = self._tree.nodes
+            used = nested((node for node in nodes.values() if node.parent is None), snapshot.past)
+            self._past = {name: nodes[name].share(amounts) for name, amounts in used.items() if amounts}
         self._roots: dict[str, Node] = {}  # queue → root
         self._winners: dict[Node, str | None] = {}  # by root; shares change only where somebody was settled
 
@@ -282,7 +288,7 @@ class _FairHeads(_Heads):
         """Return the winner of a tournament from the leaves up.
 
         At each level the one wins whose side, with it admitted, 1. does not borrow what it asks for 2. has the
-        smaller share 3. has the higher priority 4. came earlier.
+        smaller share, with what it had before added 3. has the higher priority 4. came earlier.
         """
         sides = [(child, winner) for child in top.children for winner in [self._fairest(child)] if winner]
         if top.name in self._heads:
@@ -297,6 +303,6 @@ class _FairHeads(_Heads):
             share = node.share()
             self._tree.remove(queue, entry.assignment.usage)
             borrows = any(entry.assignment.usage.get(cell, 0) > 0 for cell in share.cells)
-            return (borrows, share.key, *pending_key(entry.gang))
+            return (borrows, share.key_after(self._past.get(node.name)), *pending_key(entry.gang))
 
         return min(sides, key=unfairness)[1]

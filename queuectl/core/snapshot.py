@@ -10,6 +10,7 @@ from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
+from queuectl.core.usage import Past
 from queuectl.model.objects import Flavor, Gang, Queue
 from queuectl.model.plan import Admission
 from queuectl.model.policy import Amounts, FairRule, Preemption
@@ -21,6 +22,7 @@ class Policy:
 
     fair_sharing: tuple[FairRule, ...] = ()  # none: shares do not matter
     one_head: bool = False  # look at one gang of each queue only, as Kueue's cycle does
+    usage_half_life: float = 0.0  # seconds, with fair sharing: how long past use counts against a queue; 0: not at all
     resource_groups: bool = False  # let resources of one role take different flavors, as Kueue's groups do
 
 
@@ -41,6 +43,7 @@ class Snapshot:
     running: Mapping[str, Sequence[Running]] = field(default_factory=dict)  # by queue; who may be taken
     broken_queues: Mapping[str, str] = field(default_factory=dict)  # queue → what is wrong with its spec
     budgets: Mapping[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted now
+    past: Past = field(default_factory=dict)  # what queues have used on average; only the order of heads depends on it
     policy: Policy = Policy()
     # Counts changes of what queues, flavors and nodes are, and by the root of its tree, of what queues hold. With
     # these, what is known of waiting gangs from the cycle before is used again where nothing has changed.

@@ -78,12 +78,15 @@ class Clockwork:
         self._order = itertools.count()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._look_at: set[float] = set()
-        self._policy = Policy(fair_sharing=tuple(scenario.policy.fair_sharing))
+        self._policy = Policy(
+            fair_sharing=tuple(scenario.policy.fair_sharing), usage_half_life=scenario.policy.usage_half_life_seconds
+        )
         self.cluster = Cluster(scenario, lambda seconds, action: self.at(self.now + seconds, action))
         self.accounts = Accounts()
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
         self._finished: dict[str, Workload] = {}  # those that the world has forgotten
+        self._held: list[tuple[str, Attempt, float]] = []  # queue, attempt that has held room, its end
         self._reported: dict[str, Move] = {}
         self._steps: dict[str, None] = {}
         self._plan_again = True
@@ -160,6 +163,9 @@ class Clockwork:
         self._keep_finished()
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
+        for queue, attempt, ended_at in self._held:
+            self.world.history.begin(queue, attempt.quota, attempt.admitted_at)
+            self.world.history.end(queue, attempt.quota, ended_at)
         self.world.load(workloads, attempts, max((w.seq for w in workloads), default=0))
         self._reported = {}
         self._steps = dict.fromkeys(self.world.attempts)
@@ -204,12 +210,14 @@ class Clockwork:
                 self._log(move.uid, "Stopping", move.end.why)
             case AttemptState.ENDED:
                 self.accounts.end(before)
+                if before.holds and self._policy.usage_half_life:
+                    self._held.append((self.world.workloads[move.uid].queue, before, self.now))
                 self._log_end(move.uid, before.end)
 
     def _cycle(self) -> None:
         self._plan_again = False
         self._save()
-        cycle = turn.prepare(self.world)
+        cycle = turn.prepare(self.world, self.now)
         self.accounts.observe(cycle)
         decided = turn.decide(self.world, cycle, self.now)
         for preempt, generation, ends in decided.preemptions:

@@ -6,7 +6,7 @@ leadership, quota rows, node rows, workloads, each sorted by its key.
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Step, Workload, WorkloadState
 from queuectl.model.plan import Admission, Preempt
-from queuectl.model.policy import Amounts
-from queuectl.store import advance, audit, reserve, tables
+from queuectl.model.policy import Amounts, Cell
+from queuectl.store import advance, audit, reserve, tables, usage
 from queuectl.store.engine import WrongCluster, retried, transaction
 from queuectl.store.leadership import fence
 from queuectl.store.reserve import CycleResult
@@ -55,6 +55,7 @@ class Loaded:
     attempts: list[Attempt]
     max_seq: int
     steps: list[OpenStep]
+    past: dict[str, dict[Cell, float]] = field(default_factory=dict)  # what ended attempts are in queues' averages
 
 
 class Ledger:
@@ -82,8 +83,11 @@ class Ledger:
                 "set DATABASE_URL to a database of this cluster's own"
             )
 
-    async def load(self, uids: Collection[str] = ()) -> Loaded:
-        """Return every workload that is not finished, the finished ones among ``uids``, and all active attempts."""
+    async def load(self, uids: Collection[str] = (), *, half_life: float = 0.0, now: float = 0.0) -> Loaded:
+        """Return every workload that is not finished, the finished ones among ``uids``, and all active attempts.
+
+        With a half-life (seconds) also what queues have used by ``now`` (Unix seconds) with attempts that are over.
+        """
         w, a, r, s = tables.workload, tables.attempt, tables.reservation, tables.step
         known = rowset([{"uid": uid} for uid in sorted(uids)], uid=Text)
         workloads = select(w).where(
@@ -109,7 +113,8 @@ class Ledger:
                 for row in (await connection.execute(select(s).where(s.c.done_at.is_(None)))).mappings()
             ]
             max_seq = await connection.scalar(select(func.coalesce(func.max(w.c.seq), 0)))
-        return Loaded(workloads=found, attempts=attempts, max_seq=int(max_seq or 0), steps=steps)
+            past = await usage.past(connection, half_life=half_life, now=now) if half_life else {}
+        return Loaded(workloads=found, attempts=attempts, max_seq=int(max_seq or 0), steps=steps, past=past)
 
     async def cycle(
         self,

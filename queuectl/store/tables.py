@@ -173,6 +173,7 @@ attempt = Table(
     CheckConstraint("(state = 'Ended') = (ended_at IS NOT NULL)", name="ended"),
     Index("uq_attempt_active", "workload_uid", unique=True, postgresql_where=text("state <> 'Ended'")),
     Index("ix_attempt_plan_id", "plan_id"),
+    Index("ix_attempt_ended_at", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
     Index(
         "ix_attempt_claimed_by",
         "claimed_by_uid",

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from queuectl.core.backlog import Backlog, pending_key
 from queuectl.core.cycle import plan
+from queuectl.core.usage import STEPS
 from queuectl.model.lifecycle import Attempt, AttemptState, End, WorkloadState
 from queuectl.model.objects import QueueOrder
 from queuectl.model.policy import Within
@@ -215,7 +217,12 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
+        before = self.clock.world.history.past(self.clock.now)
         self.happens("controllerRestart", True)  # noqa: FBT003 - a field's value
+        after = self.clock.world.history.past(self.clock.now)
+        for queue in before.keys() | after.keys():
+            was, now = Counter(before.get(queue, {})), Counter(after.get(queue, {}))
+            assert all(abs(was[cell] - now[cell]) <= Fraction(1, STEPS) for cell in was | now), "used before"
 
     @invariant()
     def no_defect_has_shown(self) -> None:
