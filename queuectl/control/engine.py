@@ -181,10 +181,11 @@ class Engine:
     def _take_claim(self, attempt: Attempt, preempt: Preempt, ends: Mapping[str, End]) -> None:
         """Take in that the ledger has promised a preemptor its room, and have its victims go."""
         for victim, end in ends.items():
-            self._reporter.event(victim, end.why, warning=True)
+            if self._world.attempts[victim].state is not AttemptState.ENDING:
+                self._reporter.event(victim, end.why, warning=True)
+                metrics.ENDED.labels(end.why.code).inc()
             self._world.evicted(victim, end)
             self.executor.offer(victim)
-            metrics.ENDED.labels(end.why.code).inc()
         self._world.admitted(attempt)
         self._reporter.event(attempt.uid, preempt.why)
 

@@ -1,12 +1,13 @@
 """START HERE: one admission cycle, from a snapshot to a plan."""
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
 from queuectl.core.flavors import Mode
 from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
-from queuectl.core.preemption import Field, Victim
+from queuectl.core.preemption import Field, Running, Victim, there
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import Node, Share, Tree
 from queuectl.core.usage import nested
@@ -155,7 +156,8 @@ class _Cycle:
         self.room -= len(entry.placements)
         admission = entry.admission()
         victims = [victim.gang for victim in entry.victims]
-        self.snapshot.assume(gang.queue, admission, victims)
+        inherited = self._inherited(entry)
+        self.snapshot.assume(gang.queue, admission, victims, [victim.gang for victim in inherited])
         self.moved |= {
             self.snapshot.later.nodes[queue].root.name for queue in (gang.queue, *(v.queue for v in victims))
         }
@@ -163,32 +165,55 @@ class _Cycle:
             self.admissions.append(admission)
             return
         self.taken |= {victim.uid for victim in victims}
-        preempt = Preempt(admission, tuple(self._eviction(victim) for victim in entry.victims))
+        evictions = tuple(self._eviction(victim) for victim in (*entry.victims, *inherited))
+        preempt = Preempt(admission, evictions)
         self.preemptions.append(preempt)
         self._tell(gang, preempt.why)
 
     def _eviction(self, victim: Victim) -> Eviction:
         gang = victim.gang
         return Eviction(
-            gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since
-        )
+            gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since,
+            overtaken=gang.instead is not None,
+        )  # fmt: skip
 
     def _still(self, entry: Entry) -> bool:
         """Tell whether the entry can still be had after what was settled since it was nominated."""
-        snapshot, usage, queue = self.snapshot, entry.assignment.usage, entry.gang.queue
+        snapshot, usage = self.snapshot, entry.assignment.usage
         victims = [victim.gang for victim in entry.victims]
-        if any(victim.uid in self.taken for victim in victims):
+        if any(victim.uid in self.taken for victim in victims) or not self._quota_holds(entry, there(victims)):
             return False
-        for tree in (snapshot.tree, snapshot.later):
-            with Field(tree, {}, {}).without(victims):
-                if not tree.fits(queue, usage) or (
-                    tree is snapshot.later and not snapshot.fits_later(entry.gang, usage)
-                ):
-                    return False
+        with Field(snapshot.later, {}, {}).without(victims):
+            if not snapshot.fits_later(entry.gang, usage):
+                return False
         return snapshot.fleet is None or snapshot.fleet.has_room(
             [(p.node, p.requests, p.pods) for p in entry.placements],
             [(p.node, p.requests, p.pods) for victim in victims for p in victim.placements],
         )
+
+    def _quota_holds(self, entry: Entry, gone: Sequence[Running]) -> bool:
+        """Tell whether quotas hold the entry beside all that are there but these."""
+        with Field(self.snapshot.tree, {}, {}).without(gone):
+            return self.snapshot.tree.fits(entry.gang.queue, entry.assignment.usage)
+
+    def _inherited(self, entry: Entry) -> list[Victim]:
+        """Return for whom the gang must wait in the stead of those whose claims it takes over: who is in its way.
+
+        That is: on its nodes, or in quotas that it needs.
+        """
+        nodes = {placement.node for placement in entry.placements}
+        gone = there(victim.gang for victim in entry.victims)
+        inherited = []
+        for claim in entry.victims:
+            for one in claim.gang.instead or ():
+                without = [other for other in gone if other.uid != one.uid]
+                if not one.uid:
+                    continue
+                if nodes.isdisjoint(p.node for p in one.placements) and self._quota_holds(entry, without):
+                    gone = without
+                else:
+                    inherited.append(Victim(one, claim.cause))
+        return inherited
 
     def _keep_for(self, entry: Entry) -> None:
         """Let nobody borrow away in this cycle what a head that found no victims could have of its own."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from queuectl.core import fit
 from queuectl.core.fleet import Mask, Matrix, Part
-from queuectl.core.preemption import Running
+from queuectl.core.preemption import Running, there
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Role
 from queuectl.model.policy import Amounts
@@ -30,14 +30,16 @@ class Freed:
 
     def take(self, gang: Running) -> None:
         """Take a gang away."""
-        self._tree.remove(gang.queue, gang.usage)
+        for one in there([gang]):
+            self._tree.remove(one.queue, one.usage)
         if self._room is not None:
             for row, columns, amounts in self._parts_of(gang):
                 self._room.use(row, columns, -amounts)
 
     def put_back(self, gang: Running) -> None:
         """Have it there again."""
-        self._tree.add(gang.queue, gang.usage)
+        for one in reversed(there([gang])):
+            self._tree.add(one.queue, one.usage)
         if self._room is not None:
             for row, columns, amounts in self._parts_of(gang):
                 self._room.use(row, columns, amounts)

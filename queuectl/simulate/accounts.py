@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from queuectl.control.turn import Cycle
-from queuectl.model.lifecycle import Attempt
+from queuectl.model.lifecycle import Attempt, AttemptState
 from queuectl.model.resources import total
 
 Key = tuple[str, ...]  # "node", node, resource; or "queue", queue, flavor, resource
@@ -45,10 +45,13 @@ class Accounts:
         for name in (queue, *self._ancestors.get(queue, ())):
             parts.update({("queue", name, *cell): amount for cell, amount in attempt.quota.items()})
         self._parts[attempt.uid] = parts
-        for victim in victims:
-            if victim.claimed or not victim.holds:
+        taken = list(victims)
+        inherited = {key for claim in taken if claim.state is AttemptState.CLAIMED for key in claim.victims}
+        for victim in taken:
+            if not victim.claimed and (victim.holds or victim.state is AttemptState.CLAIMED):
+                self._promised.subtract(self._parts[victim.uid])
+            elif (victim.uid, victim.number) not in inherited:
                 raise OverbookedError(f"{attempt.uid} is promised room of {victim.uid}, which is not to be had")
-            self._promised.subtract(self._parts[victim.uid])
         self._promised.update(parts)
         self._check(attempt.uid, self._promised, "promised")
         if attempt.holds:

@@ -19,6 +19,7 @@ from queuectl.simulate.form import EventForm, JobForm, Scenario
 MAX_ROUNDS = 500  # in one instant; a round admits hundreds
 MAX_INSTANTS = 100_000
 
+OVERTAKEN = "Overtaken"  # it had not started yet, so nobody is evicted
 PREEMPTED = "Preempted"
 REQUEUED = "Requeued"
 RUNNING = "Running"
@@ -243,7 +244,7 @@ class Clockwork:
         self.accounts.begin(attempt, self.world.workloads[attempt.uid].queue, victims)
         for victim in victims:
             if victim.state is not AttemptState.ENDING:
-                self._log(victim.uid, PREEMPTED, ends[victim.uid].why)
+                self._log(victim.uid, PREEMPTED if victim.holds else OVERTAKEN, ends[victim.uid].why)
             self.world.evicted(victim.uid, ends[victim.uid])
             self._steps[victim.uid] = None
         self.world.admitted(attempt)
@@ -251,6 +252,7 @@ class Clockwork:
 
     def _attempt(self, admission: Admission, generation: int, victims: Mapping[str, End] | None = None) -> Attempt:
         """Return an attempt as the ledger would begin it."""
+        taken = [self.world.attempts[uid] for uid in victims or ()]
         return Attempt(
             uid=admission.uid,
             number=self.world.workloads[admission.uid].attempt + 1,
@@ -260,7 +262,7 @@ class Clockwork:
             admitted_at=self.now,
             quota=admission.quota,
             holds=not victims,
-            victims=tuple(sorted((uid, self.world.attempts[uid].number) for uid in victims or ())),
+            victims=tuple(sorted((one.uid, one.number) for one in taken if one.holds)),
         )
 
     def _step(self, uid: str) -> None:

@@ -139,10 +139,11 @@ class Ledger:
         ``limits``, its whole vector too, are what may be reserved in it and below it, where that is not the nominal.
         ``ancestors`` of a queue, nearest first, are charged with what the queue is charged.
 
-        Admissions are taken in order, each with the generation that was planned for, and after them the preemptions,
-        each with its victims' ends as well; one that no longer fits, or whose victim is gone or already claimed, is
-        refused and the rest commits. A preemptor's room is promised to it; it may move to RESERVED when its victims
-        have ended. At most 500 gangs or 10,000 reservations and victims are taken, the rest is refused and left for
+        Preemptions are taken in order, each with the generation that was planned for and its victims' ends, and after
+        them the admissions; one that no longer fits, or whose victim is gone or already claimed, is refused and the
+        rest commits. A preemptor's room is promised to it; it may move to RESERVED when its victims have ended. Of an
+        attempt that itself still waits for victims it takes over the claim: those of these victims that it names are
+        now its own, and the others nobody's. At most 500 gangs or 10,000 reservations and victims are taken, the rest is refused and left for
         the next cycle.
 
         When the answer to COMMIT is lost, the plan is looked up by its id; StoreUnavailable then means that it still
