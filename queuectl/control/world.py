@@ -330,7 +330,7 @@ class World:
             job=self.jobs.get(uid),
             pods=self.pods.get((uid, attempt.number), {}),
             places=self._places(attempt),
-            victims=[v for v, number in attempt.victims if self._active((v, number))],
+            victims=[victim for victim, _ in attempt.victims],
             kept=attempt.holds or self._replant or self.holdings.keeps(uid),
             now=now,
             back_off=self._back_off,
@@ -410,10 +410,20 @@ class World:
         for placement in attempt.placements:
             self._on_node.get(placement.node, set()).discard(workload.uid)
         self._recount(attempt)
+        self._leave_claims((attempt.uid, attempt.number))
         self.touched |= self.holdings.claims
         if end.why.reason is Reason.MISCONFIGURED:
             self._barred[workload.uid] = attempt.generation
         self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile
+
+    def _leave_claims(self, victim: AttemptKey) -> None:
+        """Nobody waits for a victim any longer that has ended."""
+        for uid in self.holdings.claims:
+            claim = self.attempts[uid]
+            if victim in claim.victims:
+                self.attempts[uid] = replace(claim, victims=tuple(v for v in claim.victims if v != victim))
+                self.holdings.update(self.attempts[uid])
+                self.restated.add(uid)
 
     def _recount(self, attempt: Attempt) -> None:
         """Its pods are covered by its reservation, or not any longer."""

@@ -158,9 +158,7 @@ class Clockwork:
             for w in self.world.workloads.values()
             if w.state is not WorkloadState.FINISHED or w.uid in self.cluster.jobs
         ]
-        attempts = [
-            replace(a, victims=tuple(v for v in a.victims if self._is_active(v))) for a in self.world.attempts.values()
-        ]
+        attempts = list(self.world.attempts.values())
         self._keep_finished()
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
@@ -336,10 +334,6 @@ class Clockwork:
     def _log(self, job: str, what: str, cause: Why | str, code: str = "") -> None:
         code = cause.code if isinstance(cause, Why) else code
         self.result.timeline.append(Entry(self.now, job, what, str(cause), code))
-
-    def _is_active(self, key: tuple[str, int]) -> bool:
-        attempt = self.world.attempts.get(key[0])
-        return attempt is not None and attempt.number == key[1]
 
     def _keep_finished(self) -> None:
         self._finished |= {

@@ -67,8 +67,11 @@ class Watched(Clockwork):
         mine = world.workloads[attempt.uid]
         victims = [world.attempts[uid] for uid in ends]
         assert victims
-        assert all(victim.holds and not victim.claimed for victim in victims), "two preemptors share no victim"
-        for victim in victims:
+        taken = [v for v in victims if not v.claimed and (v.holds or v.state is AttemptState.CLAIMED)]
+        inherited = {key for claim in taken if not claim.holds for key in claim.victims}
+        rest = [(victim.uid, victim.number) for victim in victims if victim not in taken]
+        assert inherited.issuperset(rest), "two preemptors share no victim"
+        for victim in taken:
             theirs = world.workloads[victim.uid]
             if theirs.queue == mine.queue:
                 newer = theirs.submitted_at >= mine.submitted_at
@@ -77,12 +80,28 @@ class Watched(Clockwork):
             else:
                 self.taken.append((theirs.queue, set(attempt.quota)))
         super()._claim(attempt, ends)
+        assert {uid for uid, _ in attempt.victims} == {victim.uid for victim in victims if victim.holds}
+        assert self.waits_for_all_in_its_room(attempt)
         # With the victims gone it fits, on nodes and in quotas.
         room, on_node = self.node_room(), on_nodes(self, later=True)
         assert all(on_node[key] <= room[key] for key in node_parts(attempt))
         for queue in self.line(mine.queue):
             used = in_queue(self, queue, later=True)
             assert all(used[cell] <= self.most(queue, cell) for cell in attempt.quota), queue
+
+    def waits_for_all_in_its_room(self, attempt: Attempt) -> bool:
+        """Tell whether it fits on its nodes, beside all that are there or kept free, once those have gone it waits for."""
+        world, mine = self.world, node_parts(attempt)
+        used: Sums = Counter()
+        for other in world.attempts.values():
+            theirs = node_parts(other)
+            for uid, number in other.victims if not other.holds else ():
+                victim = world.attempts.get(uid)
+                theirs.subtract(node_parts(victim) if victim is not None and victim.number == number else {})
+            waits_for = (other.uid, other.number) in attempt.victims
+            if other.uid != attempt.uid and not waits_for and (other.holds or not other.claimed):
+                used.update(+theirs)
+        return all(used[key] + mine[key] <= self.node_room()[key] for key in mine)
 
     def line(self, queue: str) -> list[str]:
         result = [queue]
@@ -145,7 +164,7 @@ def idle_in_queue(clock: Watched, queue: str) -> Sums:
     world = clock.world
     result: Sums = Counter()
     for attempt in world.attempts.values():
-        if not attempt.holds and world.workloads[attempt.uid].queue == queue:
+        if not attempt.holds and not attempt.claimed and world.workloads[attempt.uid].queue == queue:
             mine: Sums = Counter(attempt.quota)
             for uid, number in attempt.victims:
                 victim = world.attempts.get(uid)

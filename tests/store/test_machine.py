@@ -93,14 +93,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def claim(self, uid: str, wanted: dict[str, int], victims: list[str]) -> bool:
         if not self.waits(uid) or len(set(victims)) < len(victims):
             return False
-        known = [victim for victim in victims if victim in self.jobs and self.jobs[victim].at is not None]
+        known = [victim for victim in victims if victim in self.jobs]
         overtaken = {victim for victim in known if self.jobs[victim].at is CLAIMED}
-        holders = [victim for victim in known if self.jobs[victim].holds]
-        if len(overtaken) + len(holders) < len(victims):
+        free = {name for name in known if self.jobs[name].holds and self.jobs[name].claimed_by in {"", *overtaken}}
+        if not free | overtaken >= set(victims):
             return False
-        if any(self.jobs[victim].claimed_by not in {"", *overtaken} for victim in holders):
-            return False
-        taken = [self.jobs[victim] for victim in known]
+        taken = [self.jobs[victim] for victim in victims]
         before = [job.promised for job in taken]
         for job in taken:
             job.promised = False
@@ -240,7 +238,7 @@ class LedgerMachine(RuleBasedStateMachine):
         less=st.integers(-1, 3),
         more=st.sets(st.integers(0, 5), max_size=1),
     )
-    def overtake(self, uid: str, queue: str, pick: int, left: int, less: int, more: set[int]) -> None:
+    def overtake(self, *, uid: str, queue: str, pick: int, left: int, less: int, more: set[int]) -> None:
         """Take over a claim with all of its victims, some of them or others besides."""
         claimers = [name for name, job in sorted(self.jobs.items()) if job.at is CLAIMED]
         claimer = claimers[pick % len(claimers)]
