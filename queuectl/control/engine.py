@@ -154,7 +154,7 @@ class Engine:
                 queues_gone=cycle.queues_gone,
                 changed_by=cycle.changed_by,
                 limits=cycle.limits,
-                ancestors=cycle.ancestors,
+                ancestors=decided.ancestors,
                 admissions=decided.admissions,
                 preemptions=decided.preemptions,
             )

@@ -2,7 +2,7 @@
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from queuectl.control import status, turn
@@ -90,6 +90,7 @@ class Clockwork:
         self._held: list[tuple[str, Attempt, float]] = []  # queue, attempt that has held room, its end
         self._reported: dict[str, Move] = {}
         self._steps: dict[str, None] = {}
+        self._ancestors: Mapping[str, Sequence[str]] = {}  # of the queues to which the last cycle admits
         self._plan_again = True
         self._told: dict[str, str] = {}  # job → the last reason that it was told to wait for
         for event in scenario.events:
@@ -219,11 +220,12 @@ class Clockwork:
         cycle = turn.prepare(self.world, self.now)
         self.accounts.observe(cycle)
         decided = turn.decide(self.world, cycle, self.now)
+        self._ancestors = decided.ancestors
         for preempt, generation, ends in decided.preemptions:
             self._claim(self._attempt(preempt.admission, generation, victims=ends), ends)
         for admission, generation in decided.admissions:
             attempt = self._attempt(admission, generation)
-            self.accounts.begin(attempt, self.world.workloads[attempt.uid].queue)
+            self.accounts.begin(attempt, self._charged(attempt))
             self.world.admitted(attempt)
             self._steps[attempt.uid] = None
             self._log(attempt.uid, "Admitted", self._state(self.world.workloads[attempt.uid]).why, "Admitted")
@@ -239,7 +241,7 @@ class Clockwork:
 
     def _claim(self, attempt: Attempt, ends: Mapping[str, End]) -> None:
         victims = [self.world.attempts[uid] for uid in ends]
-        self.accounts.begin(attempt, self.world.workloads[attempt.uid].queue, victims)
+        self.accounts.begin(attempt, self._charged(attempt), victims)
         for victim in victims:
             if victim.state is not AttemptState.ENDING:
                 self._log(victim.uid, PREEMPTED if victim.holds else OVERTAKEN, ends[victim.uid].why)
@@ -247,6 +249,10 @@ class Clockwork:
             self._steps[victim.uid] = None
         self.world.admitted(attempt)
         self._log(attempt.uid, "Promised", self._state(self.world.workloads[attempt.uid]).why, "WaitingForVictims")
+
+    def _charged(self, attempt: Attempt) -> list[str]:
+        queue = self.world.workloads[attempt.uid].queue
+        return [queue, *self._ancestors.get(queue, ())]
 
     def _attempt(self, admission: Admission, generation: int, victims: Mapping[str, End] | None = None) -> Attempt:
         """Return an attempt as the ledger would begin it."""

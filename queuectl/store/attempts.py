@@ -174,8 +174,8 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
     )
     await connection.execute(
         insert(s).from_select(
-            ["workload_uid", "attempt", "step", "created_at", "due_at", "epoch"],
-            select(given.c.uid, given.c.attempt, given.c.step, at, at, literal(epoch)).where(given.c.step.is_not(None)),
+            ["workload_uid", "attempt", "step", "created_at", "epoch"],
+            select(given.c.uid, given.c.attempt, given.c.step, at, literal(epoch)).where(given.c.step.is_not(None)),
         )
     )
     if any(AttemptState.RUNNING in held.passed for held in moved.values()):

@@ -10,41 +10,27 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Text, func, or_, select, text, update
+from sqlalchemy import Text, func, or_, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Step, Workload, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Workload, WorkloadState
 from queuectl.model.plan import Admission, Preempt
 from queuectl.model.policy import Amounts, Cell
 from queuectl.store import advance, audit, reserve, tables, usage
 from queuectl.store.engine import WrongCluster, retried, transaction
-from queuectl.store.leadership import fence
 from queuectl.store.reserve import CycleResult
 from queuectl.store.rows import (
     attempts_from_rows,
-    clean,
     placements_by_attempt,
     rowset,
     workload_from_row,
 )
 
-__all__ = ["CycleResult", "Ledger", "Loaded", "OpenStep"]
+__all__ = ["CycleResult", "Ledger", "Loaded"]
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _ONE_SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStep:
-    """A step of the outbox that is not done yet. Times are Unix seconds."""
-
-    uid: str
-    attempt: int
-    step: Step
-    due_at: float
-    tries: int
-    last_error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +40,6 @@ class Loaded:
     workloads: list[Workload]
     attempts: list[Attempt]
     max_seq: int
-    steps: list[OpenStep]
     past: dict[str, dict[Cell, float]] = field(default_factory=dict)  # what ended attempts are in queues' averages
 
 
@@ -88,7 +73,7 @@ class Ledger:
 
         With a half-life (seconds) also what queues have used by ``now`` (Unix seconds) with attempts that are over.
         """
-        w, a, r, s = tables.workload, tables.attempt, tables.reservation, tables.step
+        w, a, r = tables.workload, tables.attempt, tables.reservation
         known = rowset([{"uid": uid} for uid in sorted(uids)], uid=Text)
         workloads = select(w).where(
             or_(w.c.state != WorkloadState.FINISHED.value, w.c.uid.in_(select(known.c.uid))),
@@ -101,20 +86,9 @@ class Ledger:
             placements = placements_by_attempt(held)
             active = (await connection.execute(select(a).where(a.c.state != AttemptState.ENDED.value))).mappings().all()
             attempts = attempts_from_rows(active, placements)
-            steps = [
-                OpenStep(
-                    uid=row["workload_uid"],
-                    attempt=row["attempt"],
-                    step=Step(row["step"]),
-                    due_at=row["due_at"],
-                    tries=row["tries"],
-                    last_error=row["last_error"],
-                )
-                for row in (await connection.execute(select(s).where(s.c.done_at.is_(None)))).mappings()
-            ]
             max_seq = await connection.scalar(select(func.coalesce(func.max(w.c.seq), 0)))
             past = await usage.past(connection, half_life=half_life, now=now) if half_life else {}
-        return Loaded(workloads=found, attempts=attempts, max_seq=int(max_seq or 0), steps=steps, past=past)
+        return Loaded(workloads=found, attempts=attempts, max_seq=int(max_seq or 0), past=past)
 
     async def cycle(
         self,
@@ -198,17 +172,6 @@ class Ledger:
                 return await advance.retire(connection, epoch, ends, now=now)
 
         return await retried(work)
-
-    async def step_failed(self, epoch: int, uid: str, attempt: int, *, due_at: float, error: str) -> None:
-        """Count a failed try of the attempt's open step; ``due_at`` (Unix seconds) is when the next one may be made."""
-        s = tables.step
-        async with transaction(self._engine) as connection:
-            await fence(connection, epoch)
-            await connection.execute(
-                update(s)
-                .where(s.c.workload_uid == uid, s.c.attempt == attempt, s.c.done_at.is_(None))
-                .values(tries=s.c.tries + 1, last_error=clean(error), due_at=due_at)
-            )
 
     async def audit(self) -> list[str]:
         """Return a sentence about everything in the ledger that contradicts itself; empty when all is well."""

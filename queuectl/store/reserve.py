@@ -37,6 +37,7 @@ from queuectl.store.rows import attempt_from_row, placements_by_attempt, quota_t
 
 MAX_GANGS = 500
 MAX_RESERVATIONS = 10_000
+MAX_PRUNED = 1000  # rows of each table in one cycle, more than one makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +223,20 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
 
 async def _is_new(connection: AsyncConnection, request: Request) -> bool:
     """Write the plan's id. Waits for a lost transaction of the same plan; False when that one committed."""
+    await _prune(connection)
     t = tables.plan
-    await connection.execute(delete(t).where(t.c.committed_at < func.now() - text("interval '1 day'")))
     statement = insert(t).values(id=request.plan_id, epoch=request.epoch, admitted=0).on_conflict_do_nothing()
     return await connection.scalar(statement.returning(t.c.id)) is not None
+
+
+async def _prune(connection: AsyncConnection) -> None:
+    """Drop plans and done steps that are older than a day, some at a time. Events stay: they are the history."""
+    for table, key, at in (
+        (tables.plan, tables.plan.c.id, tables.plan.c.committed_at),
+        (tables.step, tables.step.c.id, tables.step.c.done_at),
+    ):
+        old = select(key).where(at < func.now() - text("interval '1 day'")).order_by(at).limit(MAX_PRUNED)
+        await connection.execute(delete(table).where(key.in_(old)))
 
 
 async def _already_done(connection: AsyncConnection, request: Request) -> CycleResult:
@@ -456,8 +467,8 @@ async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequ
     await connection.execute(insert(tables.reservation).from_select(columns, select(*places.c)))
     await connection.execute(
         insert(tables.step).from_select(
-            ["workload_uid", "attempt", "step", "created_at", "due_at", "epoch"],
-            select(gangs.c.uid, gangs.c.number, gangs.c.step, now, now, epoch).where(gangs.c.step.is_not(None)),
+            ["workload_uid", "attempt", "step", "created_at", "epoch"],
+            select(gangs.c.uid, gangs.c.number, gangs.c.step, now, epoch).where(gangs.c.step.is_not(None)),
         )
     )
     p = tables.plan

@@ -199,7 +199,8 @@ reservation = Table(
     Index("ix_reservation_held", "workload_uid", "attempt", postgresql_where=text("freed_at IS NULL")),
 )
 
-# The outbox: what is still to be carried out on the API server, a row for each step of a gang.
+# The outbox: what is still to be carried out on the API server, a row for each step of a gang. What is done is dropped
+# after a day; what happened stays in the events.
 step = Table(
     "step",
     metadata,
@@ -208,14 +209,12 @@ step = Table(
     Column("attempt", Integer, nullable=False),
     Column("step", Text, nullable=False),
     Column("created_at", UnixTime, nullable=False),
-    Column("due_at", UnixTime, nullable=False),
-    Column("tries", Integer, nullable=False, server_default=text("0")),
-    Column("last_error", Text),
     Column("done_at", UnixTime),
     Column("epoch", BigInteger, nullable=False),
     ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
     CheckConstraint("step IN ('Create', 'Ungate', 'Remove')", name="step"),
     Index("uq_step_open", "workload_uid", "attempt", unique=True, postgresql_where=text("done_at IS NULL")),
+    Index("ix_step_done_at", "done_at", postgresql_where=text("done_at IS NOT NULL")),
 )
 
 event = Table(
