@@ -397,7 +397,7 @@ class World:
             failures=workload.failures + end.charged,
             late_starts=workload.late_starts + end.late,
             not_before=end.not_before,
-            preemptions=workload.preemptions + (end.why.reason is Reason.PREEMPTED),
+            preemptions=workload.preemptions + (attempt.holds and end.why.reason is Reason.PREEMPTED),
             requeued_at=now,
             last_end=end,
             finished_at=None if requeued else now,

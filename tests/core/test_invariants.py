@@ -45,7 +45,7 @@ class Watched(Clockwork):
 
     def _assert_what_is_known_is_true(self) -> None:
         """What a cycle takes over from the one before is what it would find out by itself."""
-        snapshot = self.world.snapshot()
+        snapshot = self.world.snapshot(self.now)
         anew = replace(snapshot, waiting=Backlog(snapshot.waiting), versions=None)
         assert plan(snapshot, self.now) == plan(anew, self.now)
 

@@ -28,7 +28,11 @@ async def test_admission_reserves_nodes_and_quota_and_opens_the_first_step(scene
     assert loaded.attempts[0].generation == 7
     assert loaded.attempts[0].quota == {("a100", GPU): 12}
     assert loaded.attempts[0].admitted_at == 1000.0
-    assert loaded.workloads == [Workload("w1", "ns", "job-w1", "q", 0, 100.5, 1, state=WorkloadState.ACTIVE, attempt=1)]
+    assert loaded.workloads == [
+        Workload(
+            "w1", "ns", "job-w1", "q", 0, 100.5, 1, state=WorkloadState.ACTIVE, attempt=1, first_admitted_at=1000.0
+        )
+    ]
     assert await scene.steps() == {"w1": Step.CREATE}
     assert (await scene.room(tables.node_room))["n1", GPU] == (8, 8, 0)
     assert (await scene.room(tables.quota_room))["q", "a100", GPU] == (16, 12, 0)
