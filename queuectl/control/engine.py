@@ -100,6 +100,7 @@ class Engine:
         """Look at what no event tells of: time limits, and steps that could not be carried out."""
         if now - self._looked_at_all >= LOOK_AT_ALL_SECONDS:
             self._looked_at_all = now
+            self._update_history(now)
             self._world.touched |= self._world.workloads.keys()
         self._swept = now
         self._world.touched |= self._world.overdue(now)
@@ -138,7 +139,7 @@ class Engine:
     async def _cycle(self, now: float) -> None:
         world, self._plan_again = self._world, False
         started = time.perf_counter()
-        cycle = turn.prepare(world)
+        cycle = turn.prepare(world, now)
         decided = turn.decide(world, cycle, now)
         metrics.PLAN_SECONDS.observe(time.perf_counter() - started)
         with metrics.LEDGER_SECONDS.labels("cycle").time():
@@ -153,7 +154,7 @@ class Engine:
                 queues_gone=cycle.queues_gone,
                 changed_by=cycle.changed_by,
                 limits=cycle.limits,
-                ancestors=cycle.ancestors,
+                ancestors=decided.ancestors,
                 admissions=decided.admissions,
                 preemptions=decided.preemptions,
             )
@@ -180,12 +181,19 @@ class Engine:
     def _take_claim(self, attempt: Attempt, preempt: Preempt, ends: Mapping[str, End]) -> None:
         """Take in that the ledger has promised a preemptor its room, and have its victims go."""
         for victim, end in ends.items():
-            self._reporter.event(victim, end.why, warning=True)
+            if self._world.attempts[victim].state is not AttemptState.ENDING:
+                self._reporter.event(victim, end.why, warning=True)
+                metrics.ENDED.labels(end.why.code).inc()
             self._world.evicted(victim, end)
             self.executor.offer(victim)
-            metrics.ENDED.labels(end.why.code).inc()
         self._world.admitted(attempt)
         self._reporter.event(attempt.uid, preempt.why)
+
+    def _update_history(self, now: float) -> None:
+        metrics.HISTORY.clear()
+        for queue, averages in self._world.history.past(now).items():
+            for (flavor, resource), average in averages.items():
+                metrics.HISTORY.labels(queue, flavor, resource).set(float(average))
 
     def _update_gauges(self) -> None:
         world = self._world

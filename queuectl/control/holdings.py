@@ -1,6 +1,7 @@
 """What active attempts hold, on nodes and of quotas: now, and as it will be once all victims are gone."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
@@ -8,6 +9,7 @@ from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload
 from queuectl.model.objects import Queue
+from queuectl.model.plan import Placement
 from queuectl.model.policy import Amounts, Cell
 from queuectl.model.resources import is_gpu
 
@@ -43,7 +45,7 @@ class Holdings:
         gpus = sum(p.pods * n for p in attempt.placements for resource, n in p.requests if is_gpu(resource))
         self._sizes[attempt.uid] = (gpus, sum(p.pods for p in attempt.placements))
         self._change(workload.queue, attempt, +1, now=attempt.holds, later=not attempt.claimed)
-        if not attempt.holds:
+        if not attempt.holds and not attempt.claimed:
             self.claims.add(attempt.uid)
             self._set_idle(attempt.uid)
         self._set_idle_of_claimers(attempt)  # when a ledger is loaded, a claim may come before its victims
@@ -57,6 +59,8 @@ class Holdings:
             self._drop_idle(attempt.uid)
             self._change(queue, attempt, +1, now=True, later=False)
         if attempt.claimed and not before.claimed:
+            if attempt.uid in self.claims:
+                self._drop_idle(attempt.uid)
             self._change(queue, attempt, -1, now=False, later=True)
 
     def remove(self, uid: str) -> None:
@@ -80,37 +84,25 @@ class Holdings:
         preemptible: Callable[[Attempt], bool],
         covered: Callable[[Attempt], tuple[tuple[str, int], ...]],
     ) -> dict[str, list[Running]]:
-        """Return who may be taken, by queue: whoever holds room that nobody has claimed yet.
+        """Return who may be taken, by queue: whoever holds room that nobody has claimed yet, and claims themselves.
 
         ``covered``: disruption budgets, and how many pods of the attempt each covers.
         """
         result: dict[str, list[Running]] = {}
         for uid, (queue, attempt) in self._held.items():
-            if attempt.claimed or not attempt.holds:
+            if attempt.claimed:
                 continue
             candidate = self._candidates.get(uid)
             if candidate is None:
-                workload, (gpus, pods) = workloads[uid], self._sizes[uid]
-                first = workload.first_admitted_at
-                candidate = self._candidates[uid] = Running(
-                    uid=uid,
-                    queue=queue,
-                    priority=workload.priority,
-                    submitted_at=workload.submitted_at,
-                    admitted_at=attempt.admitted_at if first is None else first,
-                    usage=attempt.quota,
-                    placements=attempt.placements,
-                    evicting=attempt.state is AttemptState.ENDING,
-                    attempt=attempt.number,
-                    name=f"{workload.namespace}/{workload.name}",
-                    gpus=gpus,
-                    pods=pods,
-                    ready_at=attempt.running_at,
-                    saved_at=attempt.saved_at,
-                    preemptions=workload.preemptions,
-                    preemptible=preemptible(attempt),
-                    covered=covered(attempt),
+                candidate = replace(
+                    self._running(uid, workloads), preemptible=preemptible(attempt), covered=covered(attempt)
                 )
+            if attempt.holds:
+                self._candidates[uid] = candidate
+            elif attempt.state is AttemptState.CLAIMED:  # made anew each time: its victims go one by one
+                candidate = replace(candidate, instead=self._instead(candidate, workloads))
+            else:
+                continue
             result.setdefault(queue, []).append(candidate)
         return result
 
@@ -148,6 +140,41 @@ class Holdings:
         nodes = [self.now.nodes[name] for name in queues if name in self.now.nodes]
         return {node.name: [above.name for above in node.ancestors()] for node in nodes if node.parent}
 
+    def _running(self, uid: str, workloads: Mapping[str, Workload]) -> Running:
+        workload, (queue, attempt), (gpus, pods) = workloads[uid], self._held[uid], self._sizes[uid]
+        first = workload.first_admitted_at
+        return Running(
+            uid=uid,
+            queue=queue,
+            priority=workload.priority,
+            submitted_at=workload.submitted_at,
+            admitted_at=attempt.admitted_at if first is None else first,
+            usage=attempt.quota,
+            placements=attempt.placements,
+            evicting=attempt.state in {AttemptState.ENDING, AttemptState.CLAIMED},
+            attempt=attempt.number,
+            name=f"{workload.namespace}/{workload.name}",
+            gpus=gpus,
+            pods=pods,
+            ready_at=attempt.running_at,
+            saved_at=attempt.saved_at,
+            preemptions=workload.preemptions,
+        )
+
+    def _instead(self, claim: Running, workloads: Mapping[str, Workload]) -> tuple[Running, ...]:
+        """Return who is there in a claim's room: its victims and, without a uid, what is kept free for it."""
+        victims = [self._running(uid, workloads) for uid in self._victims_there(claim.uid)]
+        idle = self._idle[claim.uid]
+        places = tuple(Placement("", "", node, 1, requests) for node, requests in idle.nodes.items())
+        return (*victims, replace(claim, uid="", usage=idle.quota, placements=places))
+
+    def _victims_there(self, uid: str) -> list[str]:
+        return [
+            victim
+            for victim, number in self._held[uid][1].victims
+            if victim in self._held and self._held[victim][1].number == number
+        ]
+
     def _set_idle_of_claimers(self, victim: Attempt) -> None:
         for uid in self.claims:
             if (victim.uid, victim.number) in self._held[uid][1].victims:
@@ -156,8 +183,8 @@ class Holdings:
     def _set_idle(self, uid: str) -> None:
         """Count what is free for a claim already as if the claim were there."""
         queue, attempt = self._held[uid]
-        held = [(number, *self._held[victim]) for victim, number in attempt.victims if victim in self._held]
-        there = [(one.placements, one.quota) for number, _, one in held if one.number == number]
+        victims = [self._held[victim][1] for victim in self._victims_there(uid)]
+        there = [(victim.placements, victim.quota) for victim in victims]
         self._count_idle(queue, self._idle.pop(uid, Idle()), -1)
         self._idle[uid] = Idle.of(attempt.placements, attempt.quota, there)
         self._count_idle(queue, self._idle[uid], +1)

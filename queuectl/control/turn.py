@@ -29,16 +29,16 @@ class Cycle:
     queues_gone: Collection[str]
     changed_by: Mapping[str, str]
     limits: Mapping[str, Amounts]
-    ancestors: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A plan as the ledger takes it: with the generations planned for, and the victims' ends."""
+    """A plan as the ledger takes it: with the generations planned for, the victims' ends, and who is charged too."""
 
     plan: Plan
     admissions: Sequence[tuple[Admission, int]]
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, End]]]
+    ancestors: Mapping[str, Sequence[str]]  # of the queues in which something starts
 
 
 def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Move], dict[str, End]]:
@@ -64,12 +64,12 @@ def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Mo
     return moves, leaving
 
 
-def prepare(world: World) -> Cycle:
+def prepare(world: World, now: float) -> Cycle:
     """Take the world's changes into a cycle; they count as told from now on."""
     changes = world.take_changes()
     submissions = world.submissions(changes.submissions)
     world.restated |= changes.submissions  # those that the plan leaves out have a status too
-    snapshot = world.snapshot()
+    snapshot = world.snapshot(now)
     nodes = {name: world.fleet.room(name) for name in changes.nodes}
     queues = {name: world.queues.get(name) for name in changes.queues}
     return Cycle(
@@ -81,13 +81,13 @@ def prepare(world: World) -> Cycle:
         queues_gone=[name for name, queue in queues.items() if not queue],
         changed_by={name: queue.changed_by for name, queue in queues.items() if queue},
         limits=world.holdings.limits(queues),
-        ancestors=world.holdings.ancestors(world.queues),
     )
 
 
 def decide(world: World, cycle: Cycle, now: float) -> Decided:
     """Plan the cycle."""
     decided = plan(cycle.snapshot, now)
+    starting = [*decided.admissions, *(preempt.admission for preempt in decided.preemptions)]
     return Decided(
         plan=decided,
         admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
@@ -95,6 +95,7 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
             (preempt, world.jobs[preempt.admission.uid].generation, _ends(world, preempt))
             for preempt in decided.preemptions
         ],
+        ancestors=world.holdings.ancestors({world.workloads[admission.uid].queue for admission in starting}),
     )
 
 

@@ -14,6 +14,7 @@ from queuectl.core.fleet import Fleet
 from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
+from queuectl.core.usage import History
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Budget, Constraints, Flavor, Gang, Job, Node, Place, Pod, PriorityClass, Queue
 from queuectl.model.plan import Eviction, Plan
@@ -57,6 +58,7 @@ class World:
         self.touched: set[str] = set()  # workloads whose next move must be looked at
         self.restated: set[str] = set()  # workloads whose status may have changed
         self.holdings = Holdings(self.fleet)
+        self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
         self._on_node: dict[str, set[str]] = {}  # node → workloads with a reservation there
@@ -182,6 +184,8 @@ class World:
         )
         self.attempts[attempt.uid] = attempt
         self.holdings.add(self.workloads[attempt.uid], attempt)
+        if attempt.holds:
+            self.history.begin(workload.queue, attempt.quota, attempt.admitted_at)
         for placement in attempt.placements:
             self._on_node.setdefault(placement.node, set()).add(attempt.uid)
         self._recount(attempt)
@@ -192,6 +196,8 @@ class World:
     def moved(self, move: Move, now: float) -> None:
         """Take in a move that the ledger has committed."""
         attempt, workload = self.attempts[move.uid], self.workloads[move.uid]
+        if move.to is AttemptState.RESERVED:
+            self.history.begin(workload.queue, attempt.quota, now)
         attempt = replace(
             attempt,
             state=move.to,
@@ -264,7 +270,7 @@ class World:
                 result.append(workload)
         return result
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, now: float) -> Snapshot:
         """Return what the next cycle decides upon."""
         broken = broken_queues(self.queues)
         if self._replant:
@@ -286,6 +292,7 @@ class World:
             versions=dict(self.holdings.versions),
             broken_queues=broken,
             budgets=self.budgets.allowed(self._leaving()),
+            past=self.history.past(now),
             policy=self.policy,
         )
 
@@ -320,7 +327,7 @@ class World:
             job=self.jobs.get(uid),
             pods=self.pods.get((uid, attempt.number), {}),
             places=self._places(attempt),
-            victims=[v for v, number in attempt.victims if self._active((v, number))],
+            victims=[victim for victim, _ in attempt.victims],
             kept=attempt.holds or self._replant or self.holdings.keeps(uid),
             now=now,
             back_off=self._back_off,
@@ -387,21 +394,33 @@ class World:
             failures=workload.failures + end.charged,
             late_starts=workload.late_starts + end.late,
             not_before=end.not_before,
-            preemptions=workload.preemptions + (end.why.reason is Reason.PREEMPTED),
+            preemptions=workload.preemptions + (attempt.holds and end.why.reason is Reason.PREEMPTED),
             requeued_at=now,
             last_end=end,
             finished_at=None if requeued else now,
         )
         del self.attempts[workload.uid]
         self._stale.add(workload.uid)
+        if attempt.holds:
+            self.history.end(workload.queue, attempt.quota, now)
         self.holdings.remove(workload.uid)
         for placement in attempt.placements:
             self._on_node.get(placement.node, set()).discard(workload.uid)
         self._recount(attempt)
+        self._leave_claims((attempt.uid, attempt.number))
         self.touched |= self.holdings.claims
         if end.why.reason is Reason.MISCONFIGURED:
             self._barred[workload.uid] = attempt.generation
         self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile
+
+    def _leave_claims(self, victim: AttemptKey) -> None:
+        """Nobody waits for a victim any longer that has ended."""
+        for uid in self.holdings.claims:
+            claim = self.attempts[uid]
+            if victim in claim.victims:
+                self.attempts[uid] = replace(claim, victims=tuple(v for v in claim.victims if v != victim))
+                self.holdings.update(self.attempts[uid])
+                self.restated.add(uid)
 
     def _recount(self, attempt: Attempt) -> None:
         """Its pods are covered by its reservation, or not any longer."""

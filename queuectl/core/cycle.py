@@ -1,14 +1,16 @@
 """START HERE: one admission cycle, from a snapshot to a plan."""
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
 from queuectl.core.flavors import Mode
 from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
-from queuectl.core.preemption import Field, Victim
+from queuectl.core.preemption import Field, Running, Victim, there
 from queuectl.core.snapshot import Snapshot
-from queuectl.core.tree import Node, Tree
+from queuectl.core.tree import Node, Share, Tree
+from queuectl.core.usage import nested
 from queuectl.model.objects import Gang, QueueOrder
 from queuectl.model.plan import Admission, Eviction, Plan, Preempt
 from queuectl.model.policy import Reclaim
@@ -67,7 +69,7 @@ class _Cycle:
     def run(self) -> Plan:
         backlog = self.snapshot.waiting
         backlog.wake(self.now)
-        self.heads = _FairHeads(self.snapshot.later) if self.snapshot.policy.fair_sharing else _Heads()
+        self.heads = _FairHeads(self.snapshot) if self.snapshot.policy.fair_sharing else _Heads()
         for queue, line in backlog.lines.items():
             if self._closed(queue) is None:
                 self.walks[queue] = line.walk()
@@ -154,7 +156,8 @@ class _Cycle:
         self.room -= len(entry.placements)
         admission = entry.admission()
         victims = [victim.gang for victim in entry.victims]
-        self.snapshot.assume(gang.queue, admission, victims)
+        inherited = self._inherited(entry)
+        self.snapshot.assume(gang.queue, admission, victims, [victim.gang for victim in inherited])
         self.moved |= {
             self.snapshot.later.nodes[queue].root.name for queue in (gang.queue, *(v.queue for v in victims))
         }
@@ -162,32 +165,55 @@ class _Cycle:
             self.admissions.append(admission)
             return
         self.taken |= {victim.uid for victim in victims}
-        preempt = Preempt(admission, tuple(self._eviction(victim) for victim in entry.victims))
+        evictions = tuple(self._eviction(victim) for victim in (*entry.victims, *inherited))
+        preempt = Preempt(admission, evictions)
         self.preemptions.append(preempt)
         self._tell(gang, preempt.why)
 
     def _eviction(self, victim: Victim) -> Eviction:
         gang = victim.gang
         return Eviction(
-            gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since
-        )
+            gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since,
+            overtaken=gang.instead is not None,
+        )  # fmt: skip
 
     def _still(self, entry: Entry) -> bool:
         """Tell whether the entry can still be had after what was settled since it was nominated."""
-        snapshot, usage, queue = self.snapshot, entry.assignment.usage, entry.gang.queue
+        snapshot, usage = self.snapshot, entry.assignment.usage
         victims = [victim.gang for victim in entry.victims]
-        if any(victim.uid in self.taken for victim in victims):
+        if any(victim.uid in self.taken for victim in victims) or not self._quota_holds(entry, there(victims)):
             return False
-        for tree in (snapshot.tree, snapshot.later):
-            with Field(tree, {}, {}).without(victims):
-                if not tree.fits(queue, usage) or (
-                    tree is snapshot.later and not snapshot.fits_later(entry.gang, usage)
-                ):
-                    return False
+        with Field(snapshot.later, {}, {}).without(victims):
+            if not snapshot.fits_later(entry.gang, usage):
+                return False
         return snapshot.fleet is None or snapshot.fleet.has_room(
             [(p.node, p.requests, p.pods) for p in entry.placements],
             [(p.node, p.requests, p.pods) for victim in victims for p in victim.placements],
         )
+
+    def _quota_holds(self, entry: Entry, gone: Sequence[Running]) -> bool:
+        """Tell whether quotas hold the entry beside all that are there but these."""
+        with Field(self.snapshot.tree, {}, {}).without(gone):
+            return self.snapshot.tree.fits(entry.gang.queue, entry.assignment.usage)
+
+    def _inherited(self, entry: Entry) -> list[Victim]:
+        """Return for whom the gang must wait in the stead of those whose claims it takes over: who is in its way.
+
+        That is: on its nodes, or in quotas that it needs.
+        """
+        nodes = {placement.node for placement in entry.placements}
+        gone = there(victim.gang for victim in entry.victims)
+        inherited = []
+        for claim in entry.victims:
+            for one in claim.gang.instead or ():
+                without = [other for other in gone if other.uid != one.uid]
+                if not one.uid:
+                    continue
+                if nodes.isdisjoint(p.node for p in one.placements) and self._quota_holds(entry, without):
+                    gone = without
+                else:
+                    inherited.append(Victim(one, claim.cause))
+        return inherited
 
     def _keep_for(self, entry: Entry) -> None:
         """Let nobody borrow away in this cycle what a head that found no victims could have of its own."""
@@ -252,9 +278,14 @@ class _Heads:
 class _FairHeads(_Heads):
     """The heads of all queues, the best of those first that win in their cohorts."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
-        self._tree = tree
+        self._tree: Tree = snapshot.later
+        self._past: dict[str, Share] = {}  # queue → its share of before; no entry: none
+        if snapshot.past:
+            nodes = self._tree.nodes
+            used = nested((node for node in nodes.values() if node.parent is None), snapshot.past)
+            self._past = {name: nodes[name].share(amounts) for name, amounts in used.items() if amounts}
         self._roots: dict[str, Node] = {}  # queue → root
         self._winners: dict[Node, str | None] = {}  # by root; shares change only where somebody was settled
 
@@ -282,7 +313,7 @@ class _FairHeads(_Heads):
         """Return the winner of a tournament from the leaves up.
 
         At each level the one wins whose side, with it admitted, 1. does not borrow what it asks for 2. has the
-        smaller share 3. has the higher priority 4. came earlier.
+        smaller share, with what it had before added 3. has the higher priority 4. came earlier.
         """
         sides = [(child, winner) for child in top.children for winner in [self._fairest(child)] if winner]
         if top.name in self._heads:
@@ -297,6 +328,6 @@ class _FairHeads(_Heads):
             share = node.share()
             self._tree.remove(queue, entry.assignment.usage)
             borrows = any(entry.assignment.usage.get(cell, 0) > 0 for cell in share.cells)
-            return (borrows, share.key, *pending_key(entry.gang))
+            return (borrows, share.key_after(self._past.get(node.name)), *pending_key(entry.gang))
 
         return min(sides, key=unfairness)[1]

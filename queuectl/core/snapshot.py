@@ -8,8 +8,9 @@ from typing import Self
 from queuectl.core.backlog import Backlog
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
-from queuectl.core.preemption import Running
+from queuectl.core.preemption import Running, there
 from queuectl.core.tree import Tree
+from queuectl.core.usage import Past
 from queuectl.model.objects import Flavor, Gang, Queue
 from queuectl.model.plan import Admission
 from queuectl.model.policy import Amounts, FairRule, Preemption
@@ -21,6 +22,7 @@ class Policy:
 
     fair_sharing: tuple[FairRule, ...] = ()  # none: shares do not matter
     one_head: bool = False  # look at one gang of each queue only, as Kueue's cycle does
+    usage_half_life: float = 0.0  # seconds, with fair sharing: how long past use counts against a queue; 0: not at all
     resource_groups: bool = False  # let resources of one role take different flavors, as Kueue's groups do
 
 
@@ -41,6 +43,7 @@ class Snapshot:
     running: Mapping[str, Sequence[Running]] = field(default_factory=dict)  # by queue; who may be taken
     broken_queues: Mapping[str, str] = field(default_factory=dict)  # queue → what is wrong with its spec
     budgets: Mapping[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted now
+    past: Past = field(default_factory=dict)  # what queues have used on average; only the order of heads depends on it
     policy: Policy = Policy()
     # Counts changes of what queues, flavors and nodes are, and by the root of its tree, of what queues hold. With
     # these, what is known of waiting gangs from the cycle before is used again where nothing has changed.
@@ -63,19 +66,30 @@ class Snapshot:
         borrows = any(node.borrows_with(cell, amount) for cell, amount in usage.items())
         return self.later.fits(gang.queue, usage) and (gang.preemptible or not borrows)
 
-    def assume(self, queue: str, admission: Admission, victims: Iterable[Running] = ()) -> None:
-        """Count a gang as reserved, or as waiting for its victims' room, for the rest of the cycle."""
+    def assume(
+        self, queue: str, admission: Admission, victims: Iterable[Running] = (), inherited: Iterable[Running] = ()
+    ) -> None:
+        """Count a gang as reserved, or as waiting for its victims' room, for the rest of the cycle.
+
+        ``inherited``: those for whom victims have waited, and for whom the gang now waits instead.
+        """
         leaving = list(victims)
+        kept_free = [one for one in there(leaving) if not one.uid]
+        waits_for = [*(victim for victim in leaving if victim.instead is None), *inherited]
         for victim in leaving:
             self.later.remove(victim.queue, victim.usage)
+        for one in kept_free:
+            self.tree.remove(one.queue, one.usage)
         self.later.add(queue, admission.quota)
-        idle = Idle.of(admission.placements, admission.quota, [(v.placements, v.usage) for v in leaving])
+        idle = Idle.of(admission.placements, admission.quota, [(v.placements, v.usage) for v in waits_for])
         self.tree.add(queue, idle.quota)
         if self.fleet is None:
             return
         for victim in leaving:
             for p in victim.placements:
                 self.fleet.reserve(p.node, p.requests, -p.pods, now=False)
+        for p in (p for one in kept_free for p in one.placements):
+            self.fleet.reserve(p.node, p.requests, -p.pods, later=False)
         for p in admission.placements:
             self.fleet.reserve(p.node, p.requests, p.pods, now=False)
         for node, requests in idle.nodes.items():

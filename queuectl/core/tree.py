@@ -37,6 +37,12 @@ class Share:
             return (False, Fraction(0))
         return (True, self.borrowed) if not self.weight else (False, self.borrowed / self.weight)
 
+    def key_after(self, past: "Share | None") -> tuple[bool, Fraction]:
+        """Return what shares are compared by where what the node had before counts as well."""
+        if past is None:
+            return self.key
+        return (self.key[0] or past.key[0], self.key[1] + past.key[1])
+
 
 class Node:
     """A queue in the tree. Made by ``Tree``."""
@@ -140,14 +146,18 @@ class Node:
         """Tell whether the subtree uses no more than its quota of any of the cells."""
         return not any(self.borrows_with(cell) for cell in cells)
 
-    def share(self) -> Share:
-        """Return the node's weighted dominant share; a root, which borrows from nobody, has none."""
+    def share(self, usage: Mapping[Cell, int | Fraction] | None = None) -> Share:
+        """Return the node's weighted dominant share, or what it would be if it used something else.
+
+        A root, which borrows from nobody, has none.
+        """
         if self.parent is None:
             return Share(Fraction(0), self.weight)
-        borrowed: dict[str, int] = {}
+        used: Mapping[Cell, int | Fraction] = self.usage if usage is None else usage
+        borrowed: dict[str, int | Fraction] = {}
         cells = set()
-        for cell in self.usage.keys() | self.subtree.keys():
-            over = self.usage.get(cell, 0) - self.subtree.get(cell, 0)
+        for cell, amount in used.items():
+            over = amount - self.subtree.get(cell, 0)
             if over > 0:
                 borrowed[cell[1]] = borrowed.get(cell[1], 0) + over
                 cells.add(cell)

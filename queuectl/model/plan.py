@@ -48,6 +48,7 @@ class Eviction:
     priority: int = 0
     lost: Work = NO_WORK
     since: float | None = None  # Unix seconds of its last checkpoint or start; None: it had not started
+    overtaken: bool = False  # its claim is taken over; it has no room yet, so there is nothing to wait for
 
     def __str__(self) -> str:
         """Return who it is and what it loses."""
@@ -64,7 +65,7 @@ class Preempt:
     @property
     def why(self) -> Why:
         """Why the gang waits then."""
-        return waiting_for(self.victims)
+        return waiting_for([victim for victim in self.victims if not victim.overtaken])
 
 
 def waiting_for(victims: Sequence[Eviction]) -> Why:

@@ -1,10 +1,10 @@
 """The ledger's last line, kept apart from what is planned upon: nobody gets room that is not there."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from queuectl.control.turn import Cycle
-from queuectl.model.lifecycle import Attempt
+from queuectl.model.lifecycle import Attempt, AttemptState
 from queuectl.model.resources import total
 
 Key = tuple[str, ...]  # "node", node, resource; or "queue", queue, flavor, resource
@@ -23,11 +23,9 @@ class Accounts:
         self._reserved: Counter[Key] = Counter()
         self._promised: Counter[Key] = Counter()
         self._parts: dict[str, Counter[Key]] = {}  # of active attempts, by workload uid
-        self._ancestors: Mapping[str, Sequence[str]] = {}
 
     def observe(self, cycle: Cycle) -> None:
         """Take in what nodes have and queues may use; either may be less than what is reserved."""
-        self._ancestors = cycle.ancestors
         on_nodes = {**cycle.nodes, **{name: {} for name in cycle.nodes_gone}}
         in_queues = {**cycle.quotas, **cycle.limits}
         seen = {("node", name) for name in on_nodes} | {("queue", name) for name in in_queues}
@@ -37,18 +35,24 @@ class Accounts:
             ("queue", name, *cell): amount for name, room in in_queues.items() for cell, amount in room.items()
         }
 
-    def begin(self, attempt: Attempt, queue: str, victims: Iterable[Attempt] = ()) -> None:
-        """Give an attempt its room: at once, or that of its victims once they are gone. Raises OverbookedError."""
+    def begin(self, attempt: Attempt, charged: Iterable[str], victims: Iterable[Attempt] = ()) -> None:
+        """Give an attempt its room: at once, or that of its victims once they are gone.
+
+        ``charged``: its queue and those above. Raises OverbookedError.
+        """
         parts: Counter[Key] = Counter(
             total({("node", p.node, name): amount * p.pods for name, amount in p.requests} for p in attempt.placements)
         )
-        for name in (queue, *self._ancestors.get(queue, ())):
+        for name in charged:
             parts.update({("queue", name, *cell): amount for cell, amount in attempt.quota.items()})
         self._parts[attempt.uid] = parts
-        for victim in victims:
-            if victim.claimed or not victim.holds:
+        taken = list(victims)
+        inherited = {key for claim in taken if claim.state is AttemptState.CLAIMED for key in claim.victims}
+        for victim in taken:
+            if not victim.claimed and (victim.holds or victim.state is AttemptState.CLAIMED):
+                self._promised.subtract(self._parts[victim.uid])
+            elif (victim.uid, victim.number) not in inherited:
                 raise OverbookedError(f"{attempt.uid} is promised room of {victim.uid}, which is not to be had")
-            self._promised.subtract(self._parts[victim.uid])
         self._promised.update(parts)
         self._check(attempt.uid, self._promised, "promised")
         if attempt.holds:

@@ -250,6 +250,7 @@ class PolicyForm(Part):
     """Rules of the whole cluster."""
 
     fair_sharing: list[FairRule] = Field(default_factory=list)
+    usage_half_life_seconds: Seconds = 0.0
 
 
 class Scenario(Part):

@@ -158,7 +158,7 @@ async def _free(connection: AsyncConnection, ended: Mapping[AttemptKey, Held], n
                 "not_before": end.not_before if again else 0.0,
                 "charged": int(end.charged),
                 "late": int(end.late),
-                "preempted": int(end.why.reason is Reason.PREEMPTED),
+                "preempted": int(held.holds and end.why.reason is Reason.PREEMPTED),
                 "last_end": end_to_json(end),
             }
         )

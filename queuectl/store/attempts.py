@@ -43,7 +43,7 @@ class Held:
     end: End | None
     holds: bool  # counted in the rooms' reserved
     promised: bool  # counted in the rooms' promised
-    claimed: bool  # by somebody who is still there
+    claimed_by: AttemptKey | None  # if that is still there
     passed: list[AttemptState] = field(default_factory=list)
 
 
@@ -109,15 +109,19 @@ async def latest(connection: AsyncConnection, uids: Collection[str]) -> dict[Att
     if not uids:
         return {}
     a, w = tables.attempt, tables.workload
-    columns = (a.c.workload_uid, a.c.number, a.c.state, a.c.end, a.c.holds, a.c.promised, a.c.claimed_by_uid)
+    columns = (a.c.workload_uid, a.c.number, a.c.state, a.c.end, a.c.holds, a.c.promised)
     statement = (
-        select(*columns)
+        select(*columns, a.c.claimed_by_uid, a.c.claimed_by_attempt)
         .join(w, (w.c.uid == a.c.workload_uid) & (w.c.attempt == a.c.number))
         .where(w.c.uid.in_(select(_uids(uids).c.uid)))
     )
     return {
         (row.workload_uid, row.number): Held(
-            AttemptState(row.state), end_from_json(row.end), row.holds, row.promised, row.claimed_by_uid is not None
+            AttemptState(row.state),
+            end_from_json(row.end),
+            row.holds,
+            row.promised,
+            None if row.claimed_by_uid is None else (row.claimed_by_uid, row.claimed_by_attempt),
         )
         for row in await connection.execute(statement)
     }
@@ -137,6 +141,7 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
                 "state": held.state.value,
                 "end": end_to_json(held.end),
                 "holds": held.holds,
+                "promised": held.promised,
                 "step": STEP_OF[held.state].value if held.state in STEP_OF else None,
                 **{name: state in held.passed for name, state in _STAMPS.items()},
             }
@@ -147,6 +152,7 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
         state=Text,
         end=JSONB,
         holds=Boolean,
+        promised=Boolean,
         step=Text,
         **dict.fromkeys(_STAMPS, Boolean),
     )
@@ -156,6 +162,7 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
             state=given.c.state,
             end=given.c.end,
             holds=given.c.holds,
+            promised=given.c.promised,
             **{name: case((given.c[name], at), else_=a.c[name]) for name in _STAMPS},
         )
         .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
@@ -167,8 +174,8 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
     )
     await connection.execute(
         insert(s).from_select(
-            ["workload_uid", "attempt", "step", "created_at", "due_at", "epoch"],
-            select(given.c.uid, given.c.attempt, given.c.step, at, at, literal(epoch)).where(given.c.step.is_not(None)),
+            ["workload_uid", "attempt", "step", "created_at", "epoch"],
+            select(given.c.uid, given.c.attempt, given.c.step, at, literal(epoch)).where(given.c.step.is_not(None)),
         )
     )
     if any(AttemptState.RUNNING in held.passed for held in moved.values()):

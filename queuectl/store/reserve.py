@@ -37,6 +37,7 @@ from queuectl.store.rows import attempt_from_row, placements_by_attempt, quota_t
 
 MAX_GANGS = 500
 MAX_RESERVATIONS = 10_000
+MAX_PRUNED = 1000  # rows of each table in one cycle, more than one makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,15 @@ class Request:
 
     @property
     def candidates(self) -> list["_Candidate"]:
-        """Return whom the plan wants to start, in order."""
-        return [_Candidate(admission, generation) for admission, generation in self.admissions] + [
+        """Return whom the plan wants to start, in the order in which they are taken: preemptors first.
+
+        Whatever the order in which the core decided, none is refused in this one: a preemptor only asks that what is
+        promised fits, and without the admissions that is less; an admission finds reserved what it would in the
+        core's order, and promised no more than when the whole plan is made.
+        """
+        return [
             _Candidate(preempt.admission, generation, preempt, ends) for preempt, generation, ends in self.preemptions
-        ]
+        ] + [_Candidate(admission, generation) for admission, generation in self.admissions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,8 @@ class _Gang:
     number: int
     placements: tuple[Placement, ...]
     preempt: Preempt | None  # given when it is to wait for its room
-    victims: tuple[AttemptKey, ...]
+    victims: tuple[AttemptKey, ...]  # those that it waits for
+    overtaken: tuple[AttemptKey, ...]  # those whose claims it takes over
 
     @property
     def key(self) -> AttemptKey:
@@ -183,18 +190,18 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
     gangs: list[_Gang] = []
     refused: list[str] = []
     for candidate, amounts in zip(candidates, wanted, strict=True):
-        row, leaving = waiting.get(candidate.uid), _victims(candidate, held)
+        row, taken = waiting.get(candidate.uid), _taken(candidate, held)
         if (
             row is None
             or row["queue"] != queue_of.get(candidate.uid)
             or not candidate.admission.placements
-            or leaving is None
-            or not _fits(rooms, candidate, amounts, [stakes[key].amounts for key in leaving if held[key].promised])
+            or taken is None
+            or not _fits(rooms, candidate, amounts, [stakes[key].amounts for key in taken if held[key].promised])
         ):
             refused.append(candidate.uid)
             continue
         del waiting[candidate.uid]
-        gang = _gang(request, candidate, row, leaving)
+        gang = _gang(request, candidate, row, taken, held)
         gangs.append(gang)
         events.append(gang.event())
         events.extend(_claim(gang, candidate, held, stakes, rooms))
@@ -204,6 +211,7 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
     await _write_gangs(connection, request, gangs)
     moved = {key: one for key, one in held.items() if one.passed}
     await attempts.write(connection, request.epoch, moved, now=request.now)
+    await attempts.unclaim(connection, [key for gang in gangs for key in gang.overtaken])
     await attempts.claim(connection, {victim: gang.key for gang in gangs for victim in gang.victims})
     await record(connection, request.epoch, events, now=request.now)
     return CycleResult(
@@ -215,10 +223,20 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
 
 async def _is_new(connection: AsyncConnection, request: Request) -> bool:
     """Write the plan's id. Waits for a lost transaction of the same plan; False when that one committed."""
+    await _prune(connection)
     t = tables.plan
-    await connection.execute(delete(t).where(t.c.committed_at < func.now() - text("interval '1 day'")))
     statement = insert(t).values(id=request.plan_id, epoch=request.epoch, admitted=0).on_conflict_do_nothing()
     return await connection.scalar(statement.returning(t.c.id)) is not None
+
+
+async def _prune(connection: AsyncConnection) -> None:
+    """Drop plans and done steps that are older than a day, some at a time. Events stay: they are the history."""
+    for table, key, at in (
+        (tables.plan, tables.plan.c.id, tables.plan.c.committed_at),
+        (tables.step, tables.step.c.id, tables.step.c.done_at),
+    ):
+        old = select(key).where(at < func.now() - text("interval '1 day'")).order_by(at).limit(MAX_PRUNED)
+        await connection.execute(delete(table).where(key.in_(old)))
 
 
 async def _already_done(connection: AsyncConnection, request: Request) -> CycleResult:
@@ -291,25 +309,38 @@ async def _observe(connection: AsyncConnection, request: Request, rooms: Rooms) 
     return events
 
 
-def _victims(candidate: _Candidate, held: Mapping[AttemptKey, Held]) -> tuple[AttemptKey, ...] | None:
-    """Return the victims' attempts, sorted; None unless every one of them is there and nobody else's."""
+def _taken(candidate: _Candidate, held: Mapping[AttemptKey, Held]) -> tuple[AttemptKey, ...] | None:
+    """Return the victims' attempts, sorted; None unless every one of them is there to be taken.
+
+    That is: it holds room that nobody has claimed, or only those whose claims are taken over with it; or it claims.
+    """
     active = {uid: (uid, number) for uid, number in held}
-    found = []
-    for uid in candidate.victims:
-        key = active.pop(uid, None)
-        if key is None or not held[key].holds or held[key].claimed or held[key].state is AttemptState.ENDED:
+    found = [active.pop(uid, None) for uid in candidate.victims]
+    keys = sorted(key for key in found if key is not None)
+    if len(keys) < len(found):
+        return None
+    overtaken = {key for key in keys if held[key].state is AttemptState.CLAIMED}
+    for key in keys:
+        victim = held[key]
+        free = victim.holds and victim.claimed_by in {None, *overtaken} and victim.state is not AttemptState.ENDED
+        if not free and key not in overtaken:
             return None
-        if held[key].state is not AttemptState.ENDING and uid not in candidate.ends:
+        if victim.state is not AttemptState.ENDING and key[0] not in candidate.ends:
             return None
-        found.append(key)
-    return tuple(sorted(found))
+    return tuple(keys)
 
 
 def _fits(rooms: Rooms, candidate: _Candidate, amounts: Amounts, leaving: Sequence[Amounts]) -> bool:
     return rooms.fits_later(amounts, leaving) if candidate.preempt else rooms.fits(amounts)
 
 
-def _gang(request: Request, candidate: _Candidate, row: RowMapping, victims: tuple[AttemptKey, ...]) -> _Gang:
+def _gang(
+    request: Request,
+    candidate: _Candidate,
+    row: RowMapping,
+    taken: tuple[AttemptKey, ...],
+    held: Mapping[AttemptKey, Held],
+) -> _Gang:
     return _Gang(
         admission=candidate.admission,
         generation=candidate.generation,
@@ -318,7 +349,8 @@ def _gang(request: Request, candidate: _Candidate, row: RowMapping, victims: tup
         number=row["attempt"] + 1,
         placements=_merged(candidate.admission.placements),
         preempt=candidate.preempt,
-        victims=victims,
+        victims=tuple(key for key in taken if held[key].holds),
+        overtaken=tuple(key for key in taken if not held[key].holds),
     )
 
 
@@ -329,9 +361,12 @@ def _claim(
     stakes: Mapping[AttemptKey, Stake],
     rooms: Rooms,
 ) -> list[Event]:
-    """Have the victims end, and take them out of what is promised."""
+    """Have those that it takes from end, and take them out of what is promised."""
     events = []
-    for key in gang.victims:
+    for victim in held.values():
+        if victim.claimed_by in gang.overtaken:
+            victim.claimed_by = None
+    for key in (*gang.overtaken, *gang.victims):
         victim = held[key]
         if victim.state is AttemptState.ENDING:
             facts = {"by_uid": gang.key[0], "by_attempt": gang.key[1]}
@@ -342,7 +377,8 @@ def _claim(
             events.append(told(victim.end.why, *key))
         if victim.promised:
             rooms.free(stakes[key].amounts, promised=True)
-        victim.promised, victim.claimed = False, True
+        victim.promised = False
+        victim.claimed_by = gang.key if victim.holds else None
     return events
 
 
@@ -431,8 +467,8 @@ async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequ
     await connection.execute(insert(tables.reservation).from_select(columns, select(*places.c)))
     await connection.execute(
         insert(tables.step).from_select(
-            ["workload_uid", "attempt", "step", "created_at", "due_at", "epoch"],
-            select(gangs.c.uid, gangs.c.number, gangs.c.step, now, now, epoch).where(gangs.c.step.is_not(None)),
+            ["workload_uid", "attempt", "step", "created_at", "epoch"],
+            select(gangs.c.uid, gangs.c.number, gangs.c.step, now, epoch).where(gangs.c.step.is_not(None)),
         )
     )
     p = tables.plan

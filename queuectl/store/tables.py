@@ -173,6 +173,7 @@ attempt = Table(
     CheckConstraint("(state = 'Ended') = (ended_at IS NOT NULL)", name="ended"),
     Index("uq_attempt_active", "workload_uid", unique=True, postgresql_where=text("state <> 'Ended'")),
     Index("ix_attempt_plan_id", "plan_id"),
+    Index("ix_attempt_ended_at", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
     Index(
         "ix_attempt_claimed_by",
         "claimed_by_uid",
@@ -198,7 +199,8 @@ reservation = Table(
     Index("ix_reservation_held", "workload_uid", "attempt", postgresql_where=text("freed_at IS NULL")),
 )
 
-# The outbox: what is still to be carried out on the API server, a row for each step of a gang.
+# The outbox: what is still to be carried out on the API server, a row for each step of a gang. What is done is dropped
+# after a day; what happened stays in the events.
 step = Table(
     "step",
     metadata,
@@ -207,14 +209,12 @@ step = Table(
     Column("attempt", Integer, nullable=False),
     Column("step", Text, nullable=False),
     Column("created_at", UnixTime, nullable=False),
-    Column("due_at", UnixTime, nullable=False),
-    Column("tries", Integer, nullable=False, server_default=text("0")),
-    Column("last_error", Text),
     Column("done_at", UnixTime),
     Column("epoch", BigInteger, nullable=False),
     ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
     CheckConstraint("step IN ('Create', 'Ungate', 'Remove')", name="step"),
     Index("uq_step_open", "workload_uid", "attempt", unique=True, postgresql_where=text("done_at IS NULL")),
+    Index("ix_step_done_at", "done_at", postgresql_where=text("done_at IS NOT NULL")),
 )
 
 event = Table(

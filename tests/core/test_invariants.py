@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from queuectl.core.backlog import Backlog, pending_key
 from queuectl.core.cycle import plan
+from queuectl.core.usage import STEPS
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Workload, WorkloadState
 from queuectl.model.objects import QueueOrder
 from queuectl.model.policy import Within
@@ -45,7 +47,7 @@ class Watched(Clockwork):
 
     def _assert_what_is_known_is_true(self) -> None:
         """What a cycle takes over from the one before is what it would find out by itself."""
-        snapshot = self.world.snapshot()
+        snapshot = self.world.snapshot(self.now)
         anew = replace(snapshot, waiting=Backlog(snapshot.waiting), versions=None)
         assert plan(snapshot, self.now) == plan(anew, self.now)
 
@@ -79,8 +81,11 @@ class Watched(Clockwork):
         mine = world.workloads[attempt.uid]
         victims = [world.attempts[uid] for uid in ends]
         assert victims
-        assert all(victim.holds and not victim.claimed for victim in victims), "two preemptors share no victim"
-        for victim in victims:
+        taken = [v for v in victims if not v.claimed and (v.holds or v.state is AttemptState.CLAIMED)]
+        inherited = {key for claim in taken if not claim.holds for key in claim.victims}
+        rest = [(victim.uid, victim.number) for victim in victims if victim not in taken]
+        assert inherited.issuperset(rest), "two preemptors share no victim"
+        for victim in taken:
             theirs = world.workloads[victim.uid]
             self._assert_it_may_be_taken(victim, mine)
             if theirs.queue == mine.queue:
@@ -90,6 +95,8 @@ class Watched(Clockwork):
             else:
                 self.taken.append((theirs.queue, set(attempt.quota)))
         super()._claim(attempt, ends)
+        assert {uid for uid, _ in attempt.victims} == {victim.uid for victim in victims if victim.holds}
+        assert self.waits_for_all_in_its_room(attempt)
         # With the victims gone it fits, on nodes and in quotas.
         room, on_node = self.node_room(), on_nodes(self, later=True)
         assert all(on_node[key] <= room[key] for key in node_parts(attempt))
@@ -100,7 +107,7 @@ class Watched(Clockwork):
     def _assert_it_may_be_taken(self, victim: Attempt, mine: Workload) -> None:
         """What was told to go for another reason may be; anybody else only when nothing protects it."""
         world = self.world
-        if victim.state is AttemptState.ENDING:
+        if victim.state in {AttemptState.ENDING, AttemptState.CLAIMED}:
             return
         job = world.jobs[victim.uid]
         assert job.gang.preemptible or job.generation != victim.generation
@@ -109,6 +116,20 @@ class Watched(Clockwork):
         assert since + protected <= self.now
         waits_since = mine.submitted_at if mine.requeued_at is None else mine.requeued_at
         assert waits_since + world.queues[mine.queue].preemption.wait_seconds <= self.now
+
+    def waits_for_all_in_its_room(self, attempt: Attempt) -> bool:
+        """Tell whether it fits on its nodes, beside all that are there or kept free, once those have gone it waits for."""
+        world, mine = self.world, node_parts(attempt)
+        used: Sums = Counter()
+        for other in world.attempts.values():
+            theirs = node_parts(other)
+            for uid, number in other.victims if not other.holds else ():
+                victim = world.attempts.get(uid)
+                theirs.subtract(node_parts(victim) if victim is not None and victim.number == number else {})
+            waits_for = (other.uid, other.number) in attempt.victims
+            if other.uid != attempt.uid and not waits_for and (other.holds or not other.claimed):
+                used.update(+theirs)
+        return all(used[key] + mine[key] <= self.node_room()[key] for key in mine)
 
     def line(self, queue: str) -> list[str]:
         result = [queue]
@@ -171,7 +192,7 @@ def idle_in_queue(clock: Watched, queue: str) -> Sums:
     world = clock.world
     result: Sums = Counter()
     for attempt in world.attempts.values():
-        if not attempt.holds and world.workloads[attempt.uid].queue == queue:
+        if not attempt.holds and not attempt.claimed and world.workloads[attempt.uid].queue == queue:
             mine: Sums = Counter(attempt.quota)
             for uid, number in attempt.victims:
                 victim = world.attempts.get(uid)
@@ -243,7 +264,12 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
+        before = self.clock.world.history.past(self.clock.now)
         self.happens("controllerRestart", True)  # noqa: FBT003 - a field's value
+        after = self.clock.world.history.past(self.clock.now)
+        for queue in before.keys() | after.keys():
+            was, now = Counter(before.get(queue, {})), Counter(after.get(queue, {}))
+            assert all(abs(was[cell] - now[cell]) <= Fraction(1, STEPS) for cell in was | now), "used before"
 
     @invariant()
     def no_defect_has_shown(self) -> None:

@@ -8,7 +8,7 @@ from uuid import uuid4
 from sqlalchemy import Table, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Step, Workload
 from queuectl.model.plan import Admission, Placement
 from queuectl.model.reasons import Reason, why
 from queuectl.store.leadership import Leadership
@@ -86,6 +86,11 @@ class Scene:
 
     async def attempt(self, uid: str) -> Attempt:
         return next(a for a in (await self.ledger.load()).attempts if a.uid == uid)
+
+    async def steps(self) -> dict[str, Step]:
+        """Return the open steps, by workload."""
+        rows = await self.rows("SELECT workload_uid, step FROM step WHERE done_at IS NULL")
+        return {uid: Step(step) for uid, step in rows}
 
     async def room(self, table: Table) -> dict[tuple[str, ...], tuple[int, int, int]]:
         """Key → (room, reserved, deficit)."""

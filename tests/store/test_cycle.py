@@ -5,12 +5,12 @@ from uuid import uuid4
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from queuectl.model.lifecycle import AttemptState, Step, Workload, WorkloadState
+from queuectl.model.lifecycle import AttemptState, End, Outcome, Step, Workload, WorkloadState
 from queuectl.model.plan import Admission, Placement
+from queuectl.model.reasons import Reason, why
 from queuectl.model.resources import MAX_AMOUNT
 from queuectl.store import reserve, tables
 from queuectl.store.engine import Fenced
-from queuectl.store.ledger import Ledger
 from tests.store.scene import GPU, Scene, admission, workload
 
 
@@ -29,9 +29,11 @@ async def test_admission_reserves_nodes_and_quota_and_opens_the_first_step(scene
     assert loaded.attempts[0].quota == {("a100", GPU): 12}
     assert loaded.attempts[0].admitted_at == 1000.0
     assert loaded.workloads == [
-        Workload("w1", "ns", "job-w1", "q", 0, 100.5, 1, WorkloadState.ACTIVE, 1, first_admitted_at=1000.0)
+        Workload(
+            "w1", "ns", "job-w1", "q", 0, 100.5, 1, state=WorkloadState.ACTIVE, attempt=1, first_admitted_at=1000.0
+        )
     ]
-    assert [(s.uid, s.attempt, s.step) for s in loaded.steps] == [("w1", 1, Step.CREATE)]
+    assert await scene.steps() == {"w1": Step.CREATE}
     assert (await scene.room(tables.node_room))["n1", GPU] == (8, 8, 0)
     assert (await scene.room(tables.quota_room))["q", "a100", GPU] == (16, 12, 0)
     assert [e["kind"] for e in await scene.ledger.history("w1")] == ["Admitted"]
@@ -204,8 +206,6 @@ async def test_a_stale_epoch_writes_nothing(scene: Scene) -> None:
         await scene.admit(admission("w1", n1=8))
     with pytest.raises(Fenced):
         await scene.move("w1", AttemptState.CREATED)
-    with pytest.raises(Fenced):
-        await scene.ledger.step_failed(stale, "w1", 1, due_at=1.0, error="x")
 
     assert (await scene.room(tables.node_room))["n1", GPU] == (8, 0, 0)
     assert len((await successor.admit(admission("w1", n1=8))).admitted) == 1
@@ -222,7 +222,7 @@ async def test_a_stale_epoch_writes_nothing(scene: Scene) -> None:
         "UPDATE node_room SET room = -1",
         "UPDATE quota_room SET deficit = -1",
         "INSERT INTO attempt SELECT (jsonb_populate_record(a, '{\"number\": 2}')).* FROM attempt a",
-        "INSERT INTO step (workload_uid, attempt, step, created_at, due_at, epoch) VALUES ('w1', 1, 'Create', now(), now(), 1)",
+        "INSERT INTO step (workload_uid, attempt, step, created_at, epoch) VALUES ('w1', 1, 'Create', now(), 1)",
     ],
 )
 async def test_postgres_itself_refuses(scene: Scene, statement: str) -> None:
@@ -239,7 +239,26 @@ async def test_texts_that_postgres_would_refuse_are_cleaned(scene: Scene) -> Non
     await scene.nodes(n1=8)
     await scene.quota()
     await scene.admit(admission("w1", n1=8))
-    await scene.ledger.step_failed(scene.epoch, "w1", 1, due_at=77.0, error="NUL \0 and half \ud800")
-    await scene.ledger.step_failed(scene.epoch, "w1", 1, due_at=78.0, error="again")
-    (step,) = (await Ledger(scene.engine).load()).steps
-    assert (step.tries, step.last_error, step.due_at) == (2, "again", 78.0)
+    refused = why(Reason.PODS_REFUSED, pod="p", problem="NUL \0 and half \ud800")
+    await scene.move("w1", AttemptState.ENDING, end=End(refused, Outcome.REQUEUE))
+    told = (await scene.ledger.history("w1"))[-1]
+    assert told["message"] == "The API server refused pod p: NUL  and half ?"
+
+
+async def test_what_is_done_is_dropped_after_a_day_and_what_happened_stays(scene: Scene) -> None:
+    await scene.submit("w1", "w2")
+    await scene.nodes(n1=8)
+    await scene.quota()
+    await scene.admit(admission("w1", n1=1), admission("w2", n1=1))
+    await scene.move("w1", AttemptState.CREATED)
+    before = await scene.ledger.history("w1")
+    await scene.rows("UPDATE step SET done_at = now() - interval '1 hour' WHERE done_at IS NOT NULL")
+    await scene.quota(nominal=11)
+    assert len(await scene.rows("SELECT FROM step")) == 3
+    await scene.rows("UPDATE step SET done_at = now() - interval '25 hours' WHERE done_at IS NOT NULL")
+    await scene.rows("UPDATE event SET at = now() - interval '9 years'")
+    await scene.quota(nominal=12)
+    assert await scene.steps() == {"w1": Step.UNGATE, "w2": Step.CREATE}
+    assert len(await scene.rows("SELECT FROM step")) == 2
+    assert [e["kind"] for e in await scene.ledger.history("w1")] == [e["kind"] for e in before]
+    assert await scene.ledger.audit() == []

@@ -93,9 +93,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def claim(self, uid: str, wanted: dict[str, int], victims: list[str]) -> bool:
         if not self.waits(uid) or len(set(victims)) < len(victims):
             return False
-        taken = [self.jobs[victim] for victim in victims if victim in self.jobs and self.jobs[victim].holds]
-        if len(taken) < len(victims) or any(job.claimed_by for job in taken):
+        known = [victim for victim in victims if victim in self.jobs]
+        overtaken = {victim for victim in known if self.jobs[victim].at is CLAIMED}
+        free = {name for name in known if self.jobs[name].holds and self.jobs[name].claimed_by in {"", *overtaken}}
+        if not free | overtaken >= set(victims):
             return False
+        taken = [self.jobs[victim] for victim in victims]
         before = [job.promised for job in taken]
         for job in taken:
             job.promised = False
@@ -103,8 +106,11 @@ class LedgerMachine(RuleBasedStateMachine):
             for job, promised in zip(taken, before, strict=True):
                 job.promised = promised
             return False
+        for job in self.jobs.values():
+            if job.claimed_by in overtaken:
+                job.claimed_by = ""
         for job in taken:
-            job.claimed_by = uid
+            job.claimed_by = uid if job.holds else ""
             if job.at is not ENDING:
                 job.at, job.end = ENDING, REQUEUE
         self.admit(uid, wanted, CLAIMED)
@@ -173,14 +179,14 @@ class LedgerMachine(RuleBasedStateMachine):
         admitted: list[str] = []
         refused: list[str] = []
         claimed: list[str] = []
+        for uid, places, victims in claims:
+            (claimed if self.claim(uid, places, victims) else refused).append(uid)
         for uid, places in wanted:
             if self.waits(uid) and all(max(now, later) + n <= room for room, now, later, n in self.rows(uid, places)):
                 self.admit(uid, places, RESERVED)
                 admitted.append(uid)
             else:
                 refused.append(uid)
-        for uid, places, victims in claims:
-            (claimed if self.claim(uid, places, victims) else refused).append(uid)
         assert ([a.uid for a in result.admitted], [a.uid for a in result.claimed]) == (admitted, claimed)
         assert result.refused == refused
 
@@ -215,6 +221,35 @@ class LedgerMachine(RuleBasedStateMachine):
         self._cycle(
             submitted={uid: queue},
             nodes={} if idle is None else {node: max(self.sums(node=node)) + idle for node in places},
+            gone=set(),
+            quotas=dict.fromkeys(QUEUES, 30),
+            queues_gone=set(),
+            wanted=[],
+            claims=[(uid, places, victims)],
+            top=60,
+        )
+
+    @precondition(lambda self: any(job.at is CLAIMED for job in self.jobs.values()))
+    @rule(
+        uid=st.sampled_from(UIDS),
+        queue=st.sampled_from(QUEUES),
+        pick=st.integers(0, 5),
+        left=st.integers(0, 2),
+        less=st.integers(-1, 3),
+        more=st.sets(st.integers(0, 5), max_size=1),
+    )
+    def overtake(self, *, uid: str, queue: str, pick: int, left: int, less: int, more: set[int]) -> None:
+        """Take over a claim with all of its victims, some of them or others besides."""
+        claimers = [name for name, job in sorted(self.jobs.items()) if job.at is CLAIMED]
+        claimer = claimers[pick % len(claimers)]
+        holders = [name for name, job in sorted(self.jobs.items()) if job.holds]
+        inherited = [victim for victim, _ in self.victims(claimer)][left:]
+        further = {holders[pick % len(holders)] for pick in more} if holders else set()
+        victims = sorted({claimer, *inherited, *further})
+        places = {node: max(1, n - less) for victim in victims for node, n in self.jobs[victim].held.items()}
+        self._cycle(
+            submitted={uid: queue},
+            nodes={},
             gone=set(),
             quotas=dict.fromkeys(QUEUES, 30),
             queues_gone=set(),

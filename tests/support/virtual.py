@@ -79,7 +79,10 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
         "nodes": nodes,
         "flavors": [{"name": flavor, "nodeLabels": {"color": flavor}} for flavor in FLAVORS],
         "queues": queues,
-        "policy": {"fairSharing": [rule.value for rule in fair]},
+        "policy": {
+            "fairSharing": [rule.value for rule in fair],
+            "usageHalfLifeSeconds": draw(st.sampled_from([0, 0, 20, 1000])),
+        },
     }
 
 
