@@ -14,13 +14,14 @@ import structlog
 
 from queuectl.control import status
 from queuectl.control.world import World
+from queuectl.core.limits import stopped
 from queuectl.core.tree import broken_queues
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.names import API_VERSION
 from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import AttemptState, Move, WorkloadState
 from queuectl.model.objects import Job, Queue
-from queuectl.model.reasons import Why
+from queuectl.model.reasons import Reason, Why, why
 
 WRITERS = 4
 DRIFT_SECONDS = 0.05  # between two writes of drifting statuses
@@ -229,10 +230,16 @@ class Reporter:
                     pending=waiting[name],
                     running=active[name],
                     used=self._world.holdings.used,
-                    problem=broken.get(name) or self._missing_flavors(queue),
+                    problem=self._problem(queue, broken.get(name, "")),
                     now=self._now(),
                 ),
             )
+
+    def _problem(self, queue: Queue, broken: str) -> Why | None:
+        problem = broken or self._missing_flavors(queue)
+        if problem:
+            return why(Reason.MISCONFIGURED, field=f"queue {queue.name}", problem=problem)
+        return stopped(self._world.queues, queue.name)
 
     def _missing_flavors(self, queue: Queue) -> str:
         missing = sorted({flavor for flavor, _ in queue.quotas} - self._world.flavors.keys())

@@ -112,12 +112,10 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
 
 
 def of_queue(
-    queue: Queue, *, pending: int, running: int, used: Callable[[str, Cell], int], problem: str, now: float
+    queue: Queue, *, pending: int, running: int, used: Callable[[str, Cell], int], problem: Why | None, now: float
 ) -> Status:
-    """Return the whole status of a queue."""
-    ready_why = (
-        why(Reason.MISCONFIGURED, field=f"queue {queue.name}", problem=problem) if problem else why(Reason.QUEUE_READY)
-    )
+    """Return the whole status of a queue. ``problem``: why none of its jobs is admitted."""
+    ready_why = problem or why(Reason.QUEUE_READY)
     return {
         "observedGeneration": queue.generation,
         "pending": pending,
@@ -131,7 +129,7 @@ def of_queue(
             }
             for (flavor, resource), nominal in queue.nominal.items()
         ],
-        "conditions": [_condition(queue.status, queue.generation, "Ready", ready_why, holds=not problem, now=now)],
+        "conditions": [_condition(queue.status, queue.generation, "Ready", ready_why, holds=problem is None, now=now)],
     }
 
 

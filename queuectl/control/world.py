@@ -4,18 +4,20 @@ Informers tell it of changes; the engine tells it what the ledger has committed.
 what has changed since the last look, so that a cycle costs what changed and not what exists.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from queuectl.control.holdings import Holdings
 from queuectl.core.fleet import Fleet
 from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
+from queuectl.core.limits import Held, limited
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
-from queuectl.model.objects import Constraints, Flavor, Gang, Job, Node, Place, Pod, Queue
+from queuectl.model.objects import Constraints, Flavor, Gang, Job, Namespace, Node, Place, Pod, Queue
 from queuectl.model.plan import Plan
 from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.resources import times, total
 
 AttemptKey = tuple[str, int]  # workload uid, number
 
@@ -41,6 +43,7 @@ class World:
         self.fleet = Fleet()
         self.queues: dict[str, Queue] = {}
         self.flavors: dict[str, Flavor] = {}
+        self.namespaces: dict[str, Mapping[str, str]] = {}  # their labels
         self.priorities: dict[str, int] = {}
         self.jobs: dict[str, Job] = {}
         self.workloads: dict[str, Workload] = {}
@@ -115,6 +118,15 @@ class World:
         self.touched |= self.attempts.keys()
         name = (new or old).name  # type: ignore[union-attr]
         self.changes.queues |= {queue.name for queue in self.queues.values() if any(f == name for f, _ in queue.quotas)}
+
+    def on_namespace(self, old: Namespace | None, new: Namespace | None) -> None:
+        """Take in a changed namespace."""
+        if new is not None:
+            self.namespaces[new.name] = new.labels
+        elif old is not None:
+            self.namespaces.pop(old.name, None)
+        if new != old:
+            self.changes.queues |= {queue.name for queue in self.queues.values() if queue.namespaces is not None}
 
     def on_priority_class(self, old: tuple[str, int] | None, new: tuple[str, int] | None) -> None:
         """Take in a changed PriorityClass."""
@@ -249,6 +261,8 @@ class World:
             running=self.holdings.running(self.workloads),
             broken_queues=broken,
             policy=self.policy,
+            namespaces=self.namespaces,
+            held=self._held(),
         )
 
     def problem(self, uid: str) -> Why | None:
@@ -377,6 +391,17 @@ class World:
     def _crowd(self, node: str) -> None:
         self.changes.nodes.add(node)
         self.touched |= self._on_node.get(node, set())
+
+    def _held(self) -> Held:
+        """Count what jobs hold, or are promised, of queues with limits."""
+        held, those = Held(), {name for name, queue in self.queues.items() if limited(queue)}
+        for uid, attempt in self.attempts.items() if those else ():
+            workload, job = self.workloads[uid], self.jobs.get(uid)
+            if workload.queue in those:
+                user = job.gang.user if job else ""
+                amounts = total(times(dict(p.requests), p.pods) for p in attempt.placements)
+                held.add(self.queues[workload.queue], workload.namespace, user, amounts)
+        return held
 
     def _places(self, attempt: Attempt) -> dict[str, Place]:
         job = self.jobs.get(attempt.uid)

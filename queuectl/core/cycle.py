@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from queuectl.core.flavors import Mode
+from queuectl.core.limits import OVER_A_LIMIT, not_for, stopped
 from queuectl.core.nominate import Entry, nominate
 from queuectl.core.preemption import Field
 from queuectl.core.snapshot import Snapshot
@@ -17,9 +18,9 @@ from queuectl.model.reasons import Reason, Why, why
 MAX_ADMISSIONS = 500  # of one transaction
 MAX_PLACEMENTS = 10_000  # of one transaction; a single gang may have more
 
-# The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it.
-# Nodes come and go by themselves, so a gang that is too big for today's nodes keeps its place.
-_HOPELESS = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA}
+# The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it, or it
+# waits for others of its own user. Nodes come and go by themselves, so one too big for today's nodes keeps its place.
+_PASSED = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, *OVER_A_LIMIT}
 
 
 def pending_key(gang: Gang) -> tuple[int, float, int, str]:
@@ -55,6 +56,7 @@ class _Cycle:
     taken: set[str] = field(default_factory=set)  # workloads that give way in this cycle
     failed: dict[object, Why] = field(default_factory=dict)  # by shape
     blocked: dict[str, str] = field(default_factory=dict)  # StrictFIFO queue → its head
+    closed: dict[tuple[str, str], Why | None] = field(default_factory=dict)  # queue, namespace → why it is closed to it
     room: int = field(default_factory=lambda: MAX_PLACEMENTS)
 
     def run(self) -> Plan:
@@ -93,8 +95,11 @@ class _Cycle:
             elif len(self.admissions) + len(self.preemptions) >= MAX_ADMISSIONS or self.room <= 0:
                 self._tell(gang, why(Reason.PENDING))  # the cycle is full; it is tried first in the next
             else:
-                heads[queue] = nominate(self.snapshot, self.taken, gang)
-                return
+                entry = nominate(self.snapshot, self.taken, gang)
+                if entry.wait is None or entry.wait.reason not in OVER_A_LIMIT:
+                    heads[queue] = entry
+                    return
+                self._tell(gang, entry.wait)
 
     def _settle(self, entry: Entry) -> None:
         gang = entry.gang
@@ -115,7 +120,7 @@ class _Cycle:
         self.room -= len(entry.placements)
         admission = entry.admission()
         victims = [victim.gang for victim in entry.victims]
-        self.snapshot.assume(gang.queue, admission, victims)
+        self.snapshot.assume(gang, admission, victims)
         if not victims:
             self.admissions.append(admission)
             return
@@ -194,9 +199,19 @@ class _Cycle:
         if gang.queue in self.snapshot.broken_queues:
             problem = self.snapshot.broken_queues[gang.queue]
             return why(Reason.MISCONFIGURED, field=f"queue {gang.queue}", problem=problem)
+        closed = self._closed(gang.queue, gang.namespace)
+        if closed is not None:
+            return closed
         if gang.not_before > self.now:
             return why(Reason.BACK_OFF, until=_clock(gang.not_before), cause=gang.last_end)
         return None
+
+    def _closed(self, queue: str, namespace: str) -> Why | None:
+        key, snapshot = (queue, namespace), self.snapshot
+        if key not in self.closed:
+            labels = snapshot.namespaces.get(namespace, {})
+            self.closed[key] = stopped(snapshot.queues, queue) or not_for(snapshot.queues[queue], namespace, labels)
+        return self.closed[key]
 
     def _behind(self, gang: Gang) -> Why | None:
         head = self.blocked.get(gang.queue)
@@ -205,7 +220,7 @@ class _Cycle:
     def _tell(self, gang: Gang, wait: Why) -> None:
         self.waits[gang.uid] = wait
         strict = self.snapshot.queues[gang.queue].order is QueueOrder.STRICT_FIFO
-        if strict and wait.reason not in _HOPELESS:
+        if strict and wait.reason not in _PASSED:
             self.blocked.setdefault(gang.queue, f"{gang.namespace}/{gang.name}")
 
 

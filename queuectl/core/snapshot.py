@@ -7,6 +7,7 @@ from typing import Self
 
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
+from queuectl.core.limits import Held, requested
 from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
 from queuectl.model.objects import Flavor, Gang, Queue
@@ -40,6 +41,8 @@ class Snapshot:
     running: Mapping[str, Sequence[Running]] = field(default_factory=dict)  # by queue; who may be taken
     broken_queues: Mapping[str, str] = field(default_factory=dict)  # queue → what is wrong with its spec
     policy: Policy = Policy()
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # their labels
+    held: Held = field(default_factory=Held)
 
     @cached_property
     def rules(self) -> dict[str, Preemption]:
@@ -49,11 +52,13 @@ class Snapshot:
     def copy(self) -> Self:
         """Return a snapshot in which gangs can be assumed."""
         fleet = self.fleet.snapshot() if self.fleet else None
-        return replace(self, fleet=fleet, tree=self.tree.copy(), later=self.later.copy())
+        return replace(self, fleet=fleet, tree=self.tree.copy(), later=self.later.copy(), held=self.held.copy())
 
-    def assume(self, queue: str, admission: Admission, victims: Iterable[Running] = ()) -> None:
+    def assume(self, gang: Gang, admission: Admission, victims: Iterable[Running] = ()) -> None:
         """Count a gang as reserved, or as waiting for its victims' room, for the rest of the cycle."""
-        leaving = list(victims)
+        roles = [replace(role, pods=admission.pods[role.name]) for role in gang.roles]
+        self.held.add(self.queues[gang.queue], gang.namespace, gang.user, requested(roles))
+        leaving, queue = list(victims), gang.queue
         for victim in leaving:
             self.later.remove(victim.queue, victim.usage)
         self.later.add(queue, admission.quota)

@@ -24,6 +24,7 @@ from queuectl.model.objects import (
     Flavor,
     Gang,
     Job,
+    Namespace,
     Node,
     NodeTerm,
     Pod,
@@ -228,6 +229,22 @@ def priority_class(raw: Bytes) -> Item[tuple[str, int]]:
     """Decode a PriorityClass to its name and value."""
     seen = _decode_priority_class(raw)
     return Item(seen.metadata.name, seen.metadata.resource_version, (seen.metadata.name, seen.value))
+
+
+# Namespaces
+
+
+class _Named(msgspec.Struct):
+    metadata: _Meta
+
+
+_decode_named = msgspec.json.Decoder(_Named).decode
+
+
+def namespace(raw: Bytes) -> Item[Namespace]:
+    """Decode a namespace."""
+    seen = _decode_named(raw)
+    return Item(seen.metadata.name, seen.metadata.resource_version, Namespace(seen.metadata.name, seen.metadata.labels))
 
 
 # Our own kinds
