@@ -55,7 +55,10 @@ def policies() -> list[dict[str, Any]]:
             resource="trainingjobs",
             operations=["CREATE", "UPDATE"],
             conditions=[
-                {"name": "queue-chosen", "expression": "object.spec.?queue != oldObject.?spec.?queue"},
+                {
+                    "name": "queue-chosen",
+                    "expression": "oldObject == null || object.spec.?queue != oldObject.spec.?queue",
+                },
                 {"name": "this-queue", "expression": "object.spec.?queue.orValue('') == params.metadata.name"},
             ],
             variables=[
@@ -147,7 +150,8 @@ _DEFAULT = f"namespaceObject.metadata.?annotations['{DEFAULT_QUEUE}'].orValue(''
 _SELECTOR = "params.spec.?namespaceSelector"
 _NEEDS = (
     f"dyn({_SELECTOR}.?matchLabels.orValue({{}}))"
-    ".map(k, dyn({'key': k, 'operator': 'In', 'values': [params.spec.namespaceSelector.matchLabels[k]]}))"
+    ".map(k, dyn({'key': dyn(k), 'operator': dyn('In'),"
+    " 'values': dyn([params.spec.namespaceSelector.matchLabels[k]])}))"
     f" + dyn({_SELECTOR}.?matchExpressions.orValue([]))"
 )
 _LACKING = (

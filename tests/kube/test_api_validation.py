@@ -51,7 +51,6 @@ REFUSED = {
     "a rule that there is not": Refused(
         queue(preemption={"withinQueue": "Always"}), ("withinQueue", "Always", "LowerPriority")
     ),
-    "no queue": Refused(job(queue=None), ("spec.queue",), server=("Required value",), model=("is required",)),
     "a queue that is no name": Refused(
         job(queue="Team A"), ("spec.queue", '"Team A"', "use lower-case letters, digits, - and .")
     ),
