@@ -1,14 +1,16 @@
 """What people see: statuses of jobs and queues, and events. Writes are merged, bounded and never decide anything.
 
-Changes of a job's phase go out at once. What merely drifts (a position in the queue, a shortage's numbers) is
-written slowly, oldest first, so that writes do not grow with the backlog.
+Changes of a job's phase go out at once. What else changes while a job waits is written at a bounded rate, whatever the
+backlog: first whose reason is another one, then what merely drifts (a shortage's numbers), oldest first. A position
+far down the line is told to within a tenth, so an admission that moves everybody up by one costs a few writes.
 """
 
 import asyncio
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
+from itertools import islice
 
 import structlog
 
@@ -19,12 +21,13 @@ from queuectl.core.tree import broken_queues
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.names import API_VERSION
 from queuectl.kube.writes import Writer
-from queuectl.model.lifecycle import AttemptState, Move, WorkloadState
+from queuectl.model.lifecycle import AttemptState, Move, Workload, WorkloadState
 from queuectl.model.objects import Job, Queue
 from queuectl.model.reasons import Reason, Why, why
 
 WRITERS = 4
-DRIFT_SECONDS = 0.05  # between two writes of drifting statuses
+DRIFT_SECONDS = 0.05  # between two writes of statuses that are not urgent
+DRIFT_LOOKS = 100  # at statuses that turn out to be right, before the next pause
 QUEUE_SECONDS = 1.0  # between two looks at the queues
 EVENTS_KEPT = 1000  # waiting to be sent; older ones are dropped first
 CONFLICT_TRIES = 5
@@ -36,14 +39,23 @@ log = structlog.get_logger()
 class Reporter:
     """Writes statuses and events of one leader's term."""
 
-    def __init__(self, world: World, writer: Writer, identity: str, now: Callable[[], float]) -> None:
-        """Prepare; ``run`` starts the writing."""
+    def __init__(
+        self,
+        world: World,
+        writer: Writer,
+        identity: str,
+        now: Callable[[], float],
+        pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(DRIFT_SECONDS),
+    ) -> None:
+        """Prepare; ``run`` starts the writing. ``pause`` comes before each write that is not urgent."""
         self._world = world
         self._writer = writer
         self._identity = identity
         self._now = now
         self._urgent: dict[str, None] = {}  # insertion order: the oldest first
+        self._turned: dict[str, None] = {}  # waits for another reason than the one written
         self._drifting: dict[str, None] = {}
+        self._pause = pause
         self._wake = asyncio.Event()
         self._events: deque[dict[str, object]] = deque(maxlen=EVENTS_KEPT)
         self._event_wake = asyncio.Event()
@@ -52,15 +64,24 @@ class Reporter:
     def changed(self, uid: str) -> None:
         """Write the job's status soon, at once if its phase is another than the one written."""
         job, workload = self._world.jobs.get(uid), self._world.workloads.get(uid)
-        if job is None or workload is None:
+        if job is None or workload is None or uid in self._urgent:
             return
-        phase = status.phase(workload, self._world.attempts.get(uid))
-        if job.status.get("phase") != phase:
+        attempt = self._world.attempts.get(uid)
+        if job.status.get("phase") != status.phase(workload, attempt):
+            self._turned.pop(uid, None)
             self._drifting.pop(uid, None)
             self._urgent.setdefault(uid)
             self._wake.set()
-        elif uid not in self._urgent:
+        elif job.status.get("reason") != status.reason(workload, attempt, self._wait(workload)).code:
+            self._drifting.pop(uid, None)
+            self._turned.setdefault(uid)
+        elif uid not in self._turned:
             self._drifting.setdefault(uid)
+
+    @property
+    def behind(self) -> int:
+        """How many statuses are still to be looked at."""
+        return len(self._urgent) + len(self._turned) + len(self._drifting) + len(self._busy)
 
     def event(self, uid: str, cause: Why, *, warning: bool = False) -> None:
         """Record an event on the job."""
@@ -138,22 +159,25 @@ class Reporter:
 
     async def _write_drifting(self) -> None:
         while True:
-            await asyncio.sleep(DRIFT_SECONDS)
-            uid = next((uid for uid in self._drifting if uid not in self._busy), None)
-            if uid is not None:
-                del self._drifting[uid]
-                await self._try_write(uid)
+            await self._pause()
+            waiting = (uid for line in (self._turned, self._drifting) for uid in line if uid not in self._busy)
+            for uid in list(islice(waiting, DRIFT_LOOKS)):
+                self._turned.pop(uid, None)
+                self._drifting.pop(uid, None)
+                if await self._try_write(uid):
+                    break
 
-    async def _try_write(self, uid: str) -> None:
+    async def _try_write(self, uid: str) -> bool:
+        """Write the status, unless it is right as it stands; tell whether anything was sent."""
         job = self._world.jobs.get(uid)
         if job is None or uid not in self._world.workloads:
-            return
+            return False
         attempt = self._world.attempts.get(uid)
         if attempt is not None and attempt.state is AttemptState.RESERVED:
-            return  # the attempt's first step writes it, with its precondition
+            return False  # the attempt's first step writes it, with its precondition
         self._busy.add(uid)
         try:
-            await self._write(job)
+            return await self._write(job) is not job
         except ApiError as error:
             if error.status == 409:  # noqa: PLR2004 - the watch will bring the newer version
                 await self._again(uid)
@@ -164,6 +188,13 @@ class Reporter:
         finally:
             self._busy.discard(uid)
             self._wake.set()
+        return True
+
+    def _wait(self, workload: Workload) -> Why | None:
+        """Return why a workload waits, as far as it is known."""
+        if workload.state is not WorkloadState.QUEUED:
+            return None
+        return self._world.problem(workload.uid) or self._world.plan.waits.get(workload.uid)
 
     async def _again(self, uid: str) -> None:
         """Write it soon, with the urgency that it has then: a new phase must not wait behind all that drifts."""
@@ -173,17 +204,16 @@ class Reporter:
     async def _write(self, job: Job) -> Job:
         uid = job.gang.uid
         workload, attempt = self._world.workloads[uid], self._world.attempts.get(uid)
-        plan = self._world.plan
         wanted = status.desired(
             job,
             workload,
             attempt,
             pods=self._world.pods.get((uid, workload.attempt), {}),
-            wait=self._world.problem(uid) or plan.waits.get(uid) if workload.state is WorkloadState.QUEUED else None,
-            position=plan.positions.get(uid),
+            wait=self._wait(workload),
+            position=self._world.plan.positions.get(uid),
             now=self._now(),
         )
-        if wanted == job.status:
+        if status.says(job.status, wanted):
             return job
         written = await self._writer.patch_job_status(job, wanted)
         known = self._world.jobs.get(uid)

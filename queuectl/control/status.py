@@ -83,6 +83,14 @@ def desired(
     return {key: value for key, value in status.items() if value is not None}
 
 
+def says(written: Mapping[str, Any], wanted: Status) -> bool:
+    """Tell whether a written status says what is wanted, a position to within a tenth: the first ten are exact."""
+    before, now = written.get("queuePosition"), wanted.get("queuePosition")
+    if before and now and abs(now - before) <= now // 10:
+        return {**written, "queuePosition": now} == wanted
+    return written == wanted
+
+
 def _pods(job: Job, workload: Workload, attempt: Attempt | None, pods: Mapping[PodKey, Pod]) -> str:
     """Return pods ready of pods wanted; of a finished job as they were at its end, whoever cleans up later."""
     finished = workload.state is WorkloadState.FINISHED

@@ -58,18 +58,18 @@ def told(decided: Plan, uid: str) -> str:
         ),
         (
             {"per_user": EIGHT}, (("other", "ann", 5),),
-            "Queue q lets jobs of user ann hold 8 nvidia.com/gpu at a time (perUser.maxResources):"
-            " they hold 5, and it asks for 4.",
+            ("Queue q lets jobs of user ann hold 8 nvidia.com/gpu at a time (perUser.maxResources):"
+            " they hold 5, and it asks for 4."),
         ),
         (
             {"per_namespace": EIGHT}, (("team", "bob", 5),),
-            "Queue q lets jobs of namespace team hold 8 nvidia.com/gpu at a time (perNamespace.maxResources):"
-            " they hold 5, and it asks for 4.",
+            ("Queue q lets jobs of namespace team hold 8 nvidia.com/gpu at a time (perNamespace.maxResources):"
+            " they hold 5, and it asks for 4."),
         ),
         (
             {"per_user": Cap(max_resources=((GPU, 3),))}, (),
-            "Can never start: it asks for 4 nvidia.com/gpu, and queue q lets jobs of user ann hold 3"
-            " (perUser.maxResources).",
+            ("Can never start: it asks for 4 nvidia.com/gpu, and queue q lets jobs of user ann hold 3"
+            " (perUser.maxResources)."),
         ),
     ],
 )  # fmt: skip

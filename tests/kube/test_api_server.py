@@ -469,7 +469,7 @@ async def test_a_job_without_a_queue_gets_that_of_its_namespace(namespace: Names
     assert (await namespace.try_job(queue="team-b"))["spec"]["queue"] == "team-b"
 
     await namespace.annotate(**{DEFAULT_QUEUE: "Team A"})
-    await eventually(lambda: _says(namespace, '"Team A" use lower-case', queue=None), "the wrong default")
+    await eventually(lambda: _says(namespace, '"Team A"', queue=None), "the wrong default")
 
 
 async def _says(namespace: Namespace, words: str, **spec: Any) -> bool:
@@ -507,7 +507,8 @@ async def test_a_job_tells_who_submitted_it(objects: Objects, other_user: KubeCl
 
 
 async def marked(objects: Objects, path: str) -> bool:
-    return (await objects.get(path))["metadata"].get("labels", {}).get(RESTRICTED_LABEL) == "true"
+    labels = (await objects.get(path))["metadata"].get("labels", {})
+    return bool(labels.get(RESTRICTED_LABEL) == "true")
 
 
 async def test_only_queues_with_rules_for_submitting_are_marked(objects: Objects) -> None:
