@@ -82,10 +82,15 @@ async def test_defaults_are_filled_in(objects: Objects) -> None:
         "startDeadlineSeconds": 300,
         "backoffLimit": 3,
         "hold": False,
+        "preemptible": True,
     }
     assert spec["roles"][0]["mustSucceed"] is True
     assert spec["roles"][0]["template"]["spec"]["restartPolicy"] == "Never"
-    assert (await objects.get(await objects.create(queue())))["spec"] == {"order": "BestEffortFIFO"}
+    assert (await objects.get(await objects.create(queue())))["spec"] == {
+        "order": "BestEffortFIFO",
+        "stopPolicy": "None",
+        "whenOverQuota": "Keep",
+    }
 
 
 async def table(objects: Objects, path: str) -> dict[str, Any]:
