@@ -55,6 +55,7 @@ class _Cycle:
     positions: dict[str, int] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)  # workloads that give way in this cycle
     failed: dict[object, Why] = field(default_factory=dict)  # by shape
+    over: dict[object, Why] = field(default_factory=dict)  # over a limit, by shape and whose it is
     blocked: dict[str, str] = field(default_factory=dict)  # StrictFIFO queue → its head
     closed: dict[tuple[str, str], Why | None] = field(default_factory=dict)  # queue, namespace → why it is closed to it
     room: int = field(default_factory=lambda: MAX_PLACEMENTS)
@@ -89,7 +90,7 @@ class _Cycle:
     def _advance(self, queue: str, line: Iterator[Gang], heads: dict[str, Entry]) -> None:
         """Make the next gang of a line that may be tried the queue's head."""
         for gang in line:
-            wait = self._behind(gang) or self.failed.get(gang.shape)
+            wait = self._behind(gang) or self.failed.get(gang.shape) or self._over(gang)
             if wait is not None:
                 self._tell(gang, wait)
             elif len(self.admissions) + len(self.preemptions) >= MAX_ADMISSIONS or self.room <= 0:
@@ -99,6 +100,7 @@ class _Cycle:
                 if entry.wait is None or entry.wait.reason not in OVER_A_LIMIT:
                     heads[queue] = entry
                     return
+                self.over[_claimant(gang)] = entry.wait
                 self._tell(gang, entry.wait)
 
     def _settle(self, entry: Entry) -> None:
@@ -217,11 +219,19 @@ class _Cycle:
         head = self.blocked.get(gang.queue)
         return why(Reason.BEHIND_HEAD, queue=gang.queue, head=head) if head else None
 
+    def _over(self, gang: Gang) -> Why | None:
+        return self.over.get(_claimant(gang)) if self.over else None
+
     def _tell(self, gang: Gang, wait: Why) -> None:
         self.waits[gang.uid] = wait
         strict = self.snapshot.queues[gang.queue].order is QueueOrder.STRICT_FIFO
         if strict and wait.reason not in _PASSED:
             self.blocked.setdefault(gang.queue, f"{gang.namespace}/{gang.name}")
+
+
+def _claimant(gang: Gang) -> tuple[object, ...]:
+    """Return what gangs have in common that meet limits alike; in the course of a cycle limits are only used up."""
+    return (gang.shape, gang.namespace, gang.user)
 
 
 def _clock(unix: float) -> str:
