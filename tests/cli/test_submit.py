@@ -82,7 +82,6 @@ BAD = {
     ),
     "no kind": ({"metadata": {"name": "bad"}}, "kind: is required; write TrainingJob, Queue, ResourceFlavor"),
     "no name": (mine(""), "metadata.name: is required; add it, or generateName"),
-    "no queue": (mine("bad", queue=None), "spec.queue: is required; add it"),
 }
 
 # What only the cluster can tell.
