@@ -112,7 +112,10 @@ class _Search:
             return Entry(self.gang, roles, short[0], wait=short[1])
         wait = self._quota_why(assignment)
         if assignment.mode is not Mode.NEVER:
-            wait = self._exceeds(roles, assignment) or wait
+            exceeds = self._exceeds(roles, assignment)
+            if exceeds is not None and short is not None:
+                return Entry(self.gang, roles, short[0], wait=short[1])  # another flavor's nodes are merely in use
+            wait = exceeds or wait
         return Entry(self.gang, roles, assignment, wait=wait)
 
     def _assign(self, roles: Sequence[Role], excluded: Collection[tuple[str, str]]) -> Assignment:
