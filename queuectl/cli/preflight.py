@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from queuectl.cli.documents import Document
+from queuectl.core.backlog import Backlog
 from queuectl.core.nominate import nominate
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import Tree, broken_queues
@@ -29,7 +30,8 @@ from queuectl.model.reasons import Reason
 AT_ONCE = 8
 DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
 _MANY = 8  # names told when none is near
-_NEVER = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_LIMIT}  # waits that time doesn't end
+# waits that time doesn't end
+_NEVER = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, Reason.EXCEEDS_LIMIT}
 
 Tell = Callable[[str], None]
 
@@ -199,8 +201,8 @@ def _check_quota(document: Document, job: Job, known: Known) -> None:
     if queue is None or known.flavors is None:
         return
     tree = Tree.of(known.queues.values(), broken_queues(known.queues)) if known.queues else Tree(())
-    snapshot = Snapshot(known.queues or {}, known.flavors, waiting=(), fleet=None, tree=tree, later=tree)
-    verdict = nominate(snapshot, frozenset(), job.gang).wait
+    snapshot = Snapshot(known.queues or {}, known.flavors, waiting=Backlog(), fleet=None, tree=tree, later=tree)
+    verdict = nominate(snapshot, frozenset(), job.gang, now=0.0).wait
     if verdict is not None and verdict.reason in _NEVER:
         flavors = ", ".join(dict.fromkeys(flavor for flavor, _ in queue.nominal)) or "no flavors"
         remedy = (

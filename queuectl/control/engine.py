@@ -20,8 +20,7 @@ from queuectl.control.world import World
 from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, WorkloadState
 from queuectl.model.objects import Pod
-from queuectl.model.plan import Plan
-from queuectl.model.reasons import Reason, why
+from queuectl.model.plan import Preempt
 from queuectl.store.ledger import Ledger
 
 PACE_SECONDS = 0.05  # between two rounds at least, so that one transaction takes the moves of many gangs
@@ -165,20 +164,20 @@ class Engine:
             self.executor.offer(attempt.uid)
             metrics.ADMITTED.labels(workload.queue).inc()
             metrics.ADMISSION_WAIT.labels(workload.queue).observe(max(0.0, now - workload.submitted_at))
-        for attempt, ends in turn.claims(decided, result.claimed):
-            self._take_claim(attempt, ends)
+        for attempt, preempt, ends in turn.claims(decided, result.claimed):
+            self._take_claim(attempt, preempt, ends)
         metrics.REFUSED.inc(len(result.refused))
         if turn.plan_again(world, decided.plan, result.refused):
             self._plan_again = True
             self.wake()
-        self._restate(decided.plan)
+        world.plan = decided.plan
         if decided.admissions:
             log.info(
                 "cycle", admitted=len(result.admitted), refused=len(result.refused), waiting=len(decided.plan.waits),
                 seconds=round(time.perf_counter() - started, 4),
             )  # fmt: skip
 
-    def _take_claim(self, attempt: Attempt, ends: Mapping[str, End]) -> None:
+    def _take_claim(self, attempt: Attempt, preempt: Preempt, ends: Mapping[str, End]) -> None:
         """Take in that the ledger has promised a preemptor its room, and have its victims go."""
         for victim, end in ends.items():
             self._reporter.event(victim, end.why, warning=True)
@@ -186,13 +185,7 @@ class Engine:
             self.executor.offer(victim)
             metrics.ENDED.labels(end.why.code).inc()
         self._world.admitted(attempt)
-        self._reporter.event(attempt.uid, why(Reason.WAITING_FOR_VICTIMS, count=len(ends)))
-
-    def _restate(self, decided: Plan) -> None:
-        before, self._world.plan = self._world.plan, decided
-        for uid, wait in decided.waits.items():
-            if before.waits.get(uid) != wait or before.positions.get(uid) != decided.positions.get(uid):
-                self._world.restated.add(uid)
+        self._reporter.event(attempt.uid, preempt.why)
 
     def _update_gauges(self) -> None:
         world = self._world

@@ -1,6 +1,6 @@
 """What active attempts hold, on nodes and of quotas: now, and as it will be once all victims are gone."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
@@ -9,6 +9,7 @@ from queuectl.core.tree import Tree
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload
 from queuectl.model.objects import Queue
 from queuectl.model.policy import Amounts, Cell
+from queuectl.model.resources import is_gpu
 
 
 class Holdings:
@@ -21,6 +22,7 @@ class Holdings:
         self._fleet = fleet
         self.claims: set[str] = set()  # workloads whose room is only promised to them
         self._held: dict[str, tuple[str, Attempt]] = {}  # workload uid → queue, attempt
+        self._sizes: dict[str, tuple[int, int]] = {}  # workload uid → GPUs, pods
         self._idle: dict[str, Idle] = {}  # what of their room is free for the claims already
 
     def plant(self, queues: Mapping[str, Queue], broken: Collection[str]) -> None:
@@ -36,6 +38,8 @@ class Holdings:
     def add(self, workload: Workload, attempt: Attempt) -> None:
         """Count a new attempt."""
         self._held[attempt.uid] = (workload.queue, attempt)
+        gpus = sum(p.pods * n for p in attempt.placements for resource, n in p.requests if is_gpu(resource))
+        self._sizes[attempt.uid] = (gpus, sum(p.pods for p in attempt.placements))
         self._change(workload.queue, attempt, +1, now=attempt.holds, later=not attempt.claimed)
         if not attempt.holds:
             self.claims.add(attempt.uid)
@@ -57,6 +61,7 @@ class Holdings:
         if uid in self.claims:
             self._drop_idle(uid)
         queue, attempt = self._held.pop(uid)
+        del self._sizes[uid]
         self._change(queue, attempt, -1, now=attempt.holds, later=not attempt.claimed)
         self._set_idle_of_claimers(attempt)
 
@@ -65,23 +70,41 @@ class Holdings:
         queue, attempt = self._held[uid]
         return all(self.later.nodes[queue].available(cell) >= 0 for cell in attempt.quota)
 
-    def running(self, workloads: Mapping[str, Workload]) -> dict[str, list[Running]]:
-        """Return who may be taken, by queue: whoever holds room that nobody has claimed yet."""
+    def running(
+        self,
+        workloads: Mapping[str, Workload],
+        preemptible: Callable[[Attempt], bool],
+        covered: Callable[[Attempt], tuple[tuple[str, int], ...]],
+    ) -> dict[str, list[Running]]:
+        """Return who may be taken, by queue: whoever holds room that nobody has claimed yet.
+
+        ``covered``: disruption budgets, and how many pods of the attempt each covers.
+        """
         result: dict[str, list[Running]] = {}
         for queue, attempt in self._held.values():
             if attempt.claimed or not attempt.holds:
                 continue
-            workload = workloads[attempt.uid]
+            workload, (gpus, pods) = workloads[attempt.uid], self._sizes[attempt.uid]
+            first = workload.first_admitted_at
             result.setdefault(queue, []).append(
                 Running(
                     uid=attempt.uid,
                     queue=queue,
                     priority=workload.priority,
                     submitted_at=workload.submitted_at,
-                    admitted_at=attempt.admitted_at,
+                    admitted_at=attempt.admitted_at if first is None else first,
                     usage=attempt.quota,
                     placements=attempt.placements,
                     evicting=attempt.state is AttemptState.ENDING,
+                    attempt=attempt.number,
+                    name=f"{workload.namespace}/{workload.name}",
+                    gpus=gpus,
+                    pods=pods,
+                    ready_at=attempt.running_at,
+                    saved_at=attempt.saved_at,
+                    preemptions=workload.preemptions,
+                    preemptible=preemptible(attempt),
+                    covered=covered(attempt),
                 )
             )
         return result

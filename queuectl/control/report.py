@@ -1,8 +1,8 @@
 """What people see: statuses of jobs and queues, and events. Writes are merged, bounded and never decide anything.
 
-Changes of a job's phase go out at once. What else changes while a job waits is written at a bounded rate, whatever the
-backlog: first whose reason is another one, then what merely drifts (a shortage's numbers), oldest first. A position
-far down the line is told to within a tenth, so an admission that moves everybody up by one costs a few writes.
+Changes of a job's phase go out at once. What merely drifts (a shortage's numbers) is written slowly, so that writes do
+not grow with the backlog. A position far down the line is told to within a tenth: an admission that moves everybody up
+by one costs a few writes.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
-from itertools import islice
 
 import structlog
 
@@ -21,13 +20,14 @@ from queuectl.core.tree import broken_queues
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.names import API_VERSION
 from queuectl.kube.writes import Writer
-from queuectl.model.lifecycle import AttemptState, Move, Workload, WorkloadState
+from queuectl.model.lifecycle import AttemptState, Move, WorkloadState
 from queuectl.model.objects import Job, Queue
+from queuectl.model.plan import Plan
 from queuectl.model.reasons import Reason, Why, why
 
 WRITERS = 4
-DRIFT_SECONDS = 0.05  # between two writes of statuses that are not urgent
-DRIFT_LOOKS = 100  # at statuses that turn out to be right, before the next pause
+DRIFT_SECONDS = 0.05  # between two writes of drifting statuses
+LOOKED_AT = 100  # statuses of waiting jobs in that time, whether they still say what is true
 QUEUE_SECONDS = 1.0  # between two looks at the queues
 EVENTS_KEPT = 1000  # waiting to be sent; older ones are dropped first
 CONFLICT_TRIES = 5
@@ -45,17 +45,18 @@ class Reporter:
         writer: Writer,
         identity: str,
         now: Callable[[], float],
-        pause: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(DRIFT_SECONDS),
+        pause: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(DRIFT_SECONDS),
     ) -> None:
-        """Prepare; ``run`` starts the writing. ``pause`` comes before each write that is not urgent."""
+        """Prepare; ``run`` starts the writing. ``pause`` comes before each write of what merely drifts."""
         self._world = world
         self._writer = writer
         self._identity = identity
         self._now = now
-        self._urgent: dict[str, None] = {}  # insertion order: the oldest first
-        self._turned: dict[str, None] = {}  # waits for another reason than the one written
-        self._drifting: dict[str, None] = {}
         self._pause = pause
+        self._urgent: dict[str, None] = {}  # insertion order: the oldest first
+        self._drifting: dict[str, None] = {}
+        self._review: Iterator[str] = iter(())  # of those that wait, after each plan
+        self._reviewed: Plan | None = None
         self._wake = asyncio.Event()
         self._events: deque[dict[str, object]] = deque(maxlen=EVENTS_KEPT)
         self._event_wake = asyncio.Event()
@@ -64,24 +65,15 @@ class Reporter:
     def changed(self, uid: str) -> None:
         """Write the job's status soon, at once if its phase is another than the one written."""
         job, workload = self._world.jobs.get(uid), self._world.workloads.get(uid)
-        if job is None or workload is None or uid in self._urgent:
+        if job is None or workload is None:
             return
-        attempt = self._world.attempts.get(uid)
-        if job.status.get("phase") != status.phase(workload, attempt):
-            self._turned.pop(uid, None)
+        phase = status.phase(workload, self._world.attempts.get(uid))
+        if job.status.get("phase") != phase:
             self._drifting.pop(uid, None)
             self._urgent.setdefault(uid)
             self._wake.set()
-        elif job.status.get("reason") != status.reason(workload, attempt, self._wait(workload)).code:
-            self._drifting.pop(uid, None)
-            self._turned.setdefault(uid)
-        elif uid not in self._turned:
+        elif uid not in self._urgent:
             self._drifting.setdefault(uid)
-
-    @property
-    def behind(self) -> int:
-        """How many statuses are still to be looked at."""
-        return len(self._urgent) + len(self._turned) + len(self._drifting) + len(self._busy)
 
     def event(self, uid: str, cause: Why, *, warning: bool = False) -> None:
         """Record an event on the job."""
@@ -119,7 +111,7 @@ class Reporter:
         if move.end is not None:
             self.event(move.uid, move.end.why, warning=move.end.exit_code != 0)
         elif workload is not None and move.to in {AttemptState.RESERVED, AttemptState.RUNNING}:
-            self.event(move.uid, status.reason(workload, attempt, None))
+            self.event(move.uid, status.reason(workload, attempt, None, ()))
 
     async def admitted(self, uid: str) -> Job | None:
         """Write Admitted for the generation that was planned for; None when the spec is another by now."""
@@ -160,24 +152,39 @@ class Reporter:
     async def _write_drifting(self) -> None:
         while True:
             await self._pause()
-            waiting = (uid for line in (self._turned, self._drifting) for uid in line if uid not in self._busy)
-            for uid in list(islice(waiting, DRIFT_LOOKS)):
-                self._turned.pop(uid, None)
+            uid = self._drifted()
+            if uid is not None:
                 self._drifting.pop(uid, None)
-                if await self._try_write(uid):
-                    break
+                await self._try_write(uid)
 
-    async def _try_write(self, uid: str) -> bool:
-        """Write the status, unless it is right as it stands; tell whether anything was sent."""
+    def _drifted(self) -> str | None:
+        """Return a job whose status is to be written next, though nothing hangs on it."""
+        uid = next((uid for uid in self._drifting if uid not in self._busy), None)
+        if uid is not None:
+            return uid
+        for _ in range(LOOKED_AT):
+            uid = next(self._review, None)
+            if uid is None:
+                if self._reviewed is self._world.plan:
+                    return None
+                self._reviewed = self._world.plan
+                self._review = iter(self._world.waiting.uids())
+            elif uid not in self._busy and uid not in self._urgent:
+                job = self._world.jobs.get(uid)
+                if job is not None and uid in self._world.workloads and not self._is_told(job):
+                    return uid
+        return None
+
+    async def _try_write(self, uid: str) -> None:
         job = self._world.jobs.get(uid)
         if job is None or uid not in self._world.workloads:
-            return False
+            return
         attempt = self._world.attempts.get(uid)
         if attempt is not None and attempt.state is AttemptState.RESERVED:
-            return False  # the attempt's first step writes it, with its precondition
+            return  # the attempt's first step writes it, with its precondition
         self._busy.add(uid)
         try:
-            return await self._write(job) is not job
+            await self._write(job)
         except ApiError as error:
             if error.status == 409:  # noqa: PLR2004 - the watch will bring the newer version
                 await self._again(uid)
@@ -188,13 +195,6 @@ class Reporter:
         finally:
             self._busy.discard(uid)
             self._wake.set()
-        return True
-
-    def _wait(self, workload: Workload) -> Why | None:
-        """Return why a workload waits, as far as it is known."""
-        if workload.state is not WorkloadState.QUEUED:
-            return None
-        return self._world.problem(workload.uid) or self._world.plan.waits.get(workload.uid)
 
     async def _again(self, uid: str) -> None:
         """Write it soon, with the urgency that it has then: a new phase must not wait behind all that drifts."""
@@ -202,24 +202,32 @@ class Reporter:
         self.changed(uid)
 
     async def _write(self, job: Job) -> Job:
+        wanted = self._wanted(job)
+        if status.says(job.status, wanted):
+            return job
+        written = await self._writer.patch_job_status(job, wanted)
+        known = self._world.jobs.get(job.gang.uid)
+        if known is not None and int(known.resource_version) < int(written.resource_version):
+            self._world.jobs[job.gang.uid] = written
+        return written
+
+    def _is_told(self, job: Job) -> bool:
+        return status.says(job.status, self._wanted(job))
+
+    def _wanted(self, job: Job) -> status.Status:
         uid = job.gang.uid
         workload, attempt = self._world.workloads[uid], self._world.attempts.get(uid)
-        wanted = status.desired(
+        plan = self._world.plan
+        return status.desired(
             job,
             workload,
             attempt,
             pods=self._world.pods.get((uid, workload.attempt), {}),
-            wait=self._wait(workload),
-            position=self._world.plan.positions.get(uid),
+            wait=self._world.problem(uid) or plan.waits.get(uid) if workload.state is WorkloadState.QUEUED else None,
+            leaving=self._world.leaving(attempt) if attempt else (),
+            position=plan.positions.get(uid),
             now=self._now(),
         )
-        if status.says(job.status, wanted):
-            return job
-        written = await self._writer.patch_job_status(job, wanted)
-        known = self._world.jobs.get(uid)
-        if known is not None and int(known.resource_version) < int(written.resource_version):
-            self._world.jobs[uid] = written
-        return written
 
     async def _send_events(self) -> None:
         while True:

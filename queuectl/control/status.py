@@ -1,12 +1,13 @@
 """What the statuses of jobs and queues should say. Pure; ``control.report`` writes it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from queuectl.core.lifecycle import PodKey, ready
 from queuectl.model.lifecycle import Attempt, AttemptState, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Job, Pod, Queue
+from queuectl.model.plan import Eviction, waiting_for
 from queuectl.model.policy import Cell
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity
@@ -25,8 +26,8 @@ def phase(workload: Workload, attempt: Attempt | None) -> str:
     return words.get(attempt.state, "Starting")
 
 
-def reason(workload: Workload, attempt: Attempt | None, wait: Why | None) -> Why:
-    """Return why the workload is in its phase."""
+def reason(workload: Workload, attempt: Attempt | None, wait: Why | None, leaving: Sequence[Eviction]) -> Why:
+    """Return why the workload is in its phase. ``leaving``: those whom its claim still waits for."""
     if attempt is None:
         end = workload.last_end
         finished = workload.state is WorkloadState.FINISHED and end is not None
@@ -36,7 +37,7 @@ def reason(workload: Workload, attempt: Attempt | None, wait: Why | None) -> Why
     pods = sum(placement.pods for placement in attempt.placements)
     match attempt.state:
         case AttemptState.CLAIMED:
-            return why(Reason.WAITING_FOR_VICTIMS, count=len(attempt.victims))
+            return waiting_for(leaving)
         case AttemptState.RUNNING:
             return why(Reason.RUNNING, pods=pods)
         case AttemptState.UNGATED:
@@ -52,11 +53,12 @@ def desired(
     *,
     pods: Mapping[PodKey, Pod],
     wait: Why | None,
+    leaving: Sequence[Eviction],
     position: int | None,
     now: float,
 ) -> Status:
     """Return the whole status; fields without a value are left out."""
-    cause = reason(workload, attempt, wait)
+    cause = reason(workload, attempt, wait, leaving)
     end = attempt.end if attempt and attempt.end else workload.last_end
     running_at = attempt.running_at if attempt else None
     before = job.status
@@ -114,6 +116,9 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
         told += [("Evicted", True, end.why), ("Requeued", attempt is None, end.why)]
     elif workload.attempt > 1:
         told += [("Evicted", False, cause), ("Requeued", False, cause)]
+    preempted = end is not None and end.why.reason is Reason.PREEMPTED and not finished
+    if preempted or workload.preemptions:
+        told.append(("Preempted", preempted, end.why if preempted and end is not None else cause))
     if finished:
         told.append(("Finished", True, cause))
     return [_condition(job.status, job.generation, kind, cause, holds=holds, now=now) for kind, holds, cause in told]

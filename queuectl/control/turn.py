@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from queuectl.control.world import World
 from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import next_move
+from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.lifecycle import Attempt, End, Move, Outcome, Workload
-from queuectl.model.plan import Admission, Plan, Preempt
+from queuectl.model.plan import Admission, Eviction, Plan, Preempt
 from queuectl.model.policy import Amounts
-from queuectl.model.reasons import CAUSES, Reason, why
+from queuectl.model.reasons import CAUSES, Reason, Why, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +98,11 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
     )
 
 
-def claims(decided: Decided, claimed: Sequence[Attempt]) -> list[tuple[Attempt, Mapping[str, End]]]:
-    """Return those to whom the ledger has promised room, each with its victims' ends."""
+def claims(decided: Decided, claimed: Sequence[Attempt]) -> list[tuple[Attempt, Preempt, Mapping[str, End]]]:
+    """Return those to whom the ledger has promised room, each with its decision and its victims' ends."""
     promised = {attempt.uid: attempt for attempt in claimed}
     return [
-        (promised[preempt.admission.uid], ends)
+        (promised[preempt.admission.uid], preempt, ends)
         for preempt, _, ends in decided.preemptions
         if preempt.admission.uid in promised
     ]
@@ -124,7 +125,12 @@ def plan_again(world: World, decided: Plan, refused: Collection[str]) -> bool:
 def _ends(world: World, preempt: Preempt) -> dict[str, End]:
     winner = world.workloads[preempt.admission.uid]
     facts = {"job": f"{winner.namespace}/{winner.name}", "queue": winner.queue, "priority": winner.priority}
-    return {
-        victim: End(why(Reason.PREEMPTED, **facts, cause=CAUSES[cause]), Outcome.REQUEUE)
-        for victim, cause in preempt.victims
-    }
+    return {victim.uid: End(_preempted(victim, facts), Outcome.REQUEUE) for victim in preempt.victims}
+
+
+def _preempted(victim: Eviction, by: Mapping[str, object]) -> Why:
+    since = "" if victim.since is None else f", its work since {clock(victim.since)}"
+    return why(
+        Reason.PREEMPTED, **by, cause=CAUSES[victim.cause], lost=str(victim.lost), since=since,
+        gpu_seconds=victim.lost.gpu_seconds, pod_seconds=victim.lost.pod_seconds,
+    )  # fmt: skip

@@ -8,16 +8,33 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from queuectl.control.holdings import Holdings
+from queuectl.core.backlog import Backlog
 from queuectl.core.fleet import Fleet
 from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
 from queuectl.core.limits import Held, limited
+from queuectl.core.nodes import selects
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
+from queuectl.kube.pods import labels
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
-from queuectl.model.objects import Constraints, Flavor, Gang, Job, Namespace, Node, Place, Pod, Queue
-from queuectl.model.plan import Plan
+from queuectl.model.objects import (
+    Budget,
+    Constraints,
+    Flavor,
+    Gang,
+    Job,
+    Namespace,
+    Node,
+    Place,
+    Pod,
+    PriorityClass,
+    Queue,
+)
+from queuectl.model.plan import Eviction, Plan
+from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import times, total
+from queuectl.model.work import Work
 
 AttemptKey = tuple[str, int]  # workload uid, number
 
@@ -29,10 +46,11 @@ class Changes:
     nodes: set[str] = field(default_factory=set)
     queues: set[str] = field(default_factory=set)
     submissions: set[str] = field(default_factory=set)
+    budgets: bool = False  # whether disruption budgets allow more, which the ledger does not keep
 
     def __bool__(self) -> bool:
         """Tell whether there is anything."""
-        return bool(self.nodes or self.queues or self.submissions)
+        return bool(self.nodes or self.queues or self.submissions or self.budgets)
 
 
 class World:
@@ -44,7 +62,8 @@ class World:
         self.queues: dict[str, Queue] = {}
         self.flavors: dict[str, Flavor] = {}
         self.namespaces: dict[str, Mapping[str, str]] = {}  # their labels
-        self.priorities: dict[str, int] = {}
+        self.priorities: dict[str, PriorityClass] = {}
+        self.budgets: dict[str, Budget] = {}
         self.jobs: dict[str, Job] = {}
         self.workloads: dict[str, Workload] = {}
         self.attempts: dict[str, Attempt] = {}  # active ones, by workload uid
@@ -61,6 +80,8 @@ class World:
         self._seq = 0
         self._back_off = back_off
         self._replant = True
+        self.waiting = Backlog()
+        self._stale: set[str] = set()  # workloads that wait, or that wait no more, unlike what the backlog says
 
     # What informers tell
 
@@ -128,14 +149,25 @@ class World:
         if new != old:
             self.changes.queues |= {queue.name for queue in self.queues.values() if queue.namespaces is not None}
 
-    def on_priority_class(self, old: tuple[str, int] | None, new: tuple[str, int] | None) -> None:
+    def on_budget(self, old: Budget | None, new: Budget | None) -> None:
+        """Take in a changed PodDisruptionBudget."""
+        if new is not None:
+            self.budgets[new.key] = new
+        elif old is not None:
+            self.budgets.pop(old.key, None)
+        less = old is None or (new is not None and new.selector == old.selector and new.allowed <= old.allowed)
+        self.changes.budgets = self.changes.budgets or not less
+
+    def on_priority_class(self, old: PriorityClass | None, new: PriorityClass | None) -> None:
         """Take in a changed PriorityClass."""
         if new is not None:
-            self.priorities[new[0]] = new[1]
+            self.priorities[new.name] = new
         elif old is not None:
-            self.priorities.pop(old[0], None)
-        name = (new or old)[0]  # type: ignore[index]
-        self.changes.submissions |= {uid for uid, job in self.jobs.items() if job.priority_class == name}
+            self.priorities.pop(old.name, None)
+        name = (new or old).name  # type: ignore[union-attr]
+        concerned = {uid for uid, job in self.jobs.items() if job.priority_class == name}
+        self.changes.submissions |= concerned
+        self._stale |= concerned
 
     def on_job(self, old: Job | None, new: Job | None) -> None:
         """Take in a changed TrainingJob."""
@@ -146,6 +178,7 @@ class World:
         elif known is None or int(known.resource_version) <= int(new.resource_version):
             self.jobs[uid] = new  # else it was written since, and the watch is still behind
         self.touched.add(uid)
+        self._stale.add(uid)
         if old is None or new is None or old.generation != new.generation or old.deleting != new.deleting:
             self.changes.submissions.add(uid)
             self.restated.add(uid)
@@ -160,16 +193,21 @@ class World:
             self.admitted(attempt)
         self.changes = Changes(set(self.fleet.node_names()), set(self.queues), set(self.jobs))
         self.touched = set(self.jobs) | set(self.workloads)
+        self._stale |= self.touched
 
     def admitted(self, attempt: Attempt) -> None:
         """Count a new attempt's reservations."""
         workload = self.workloads[attempt.uid]
-        self.workloads[attempt.uid] = replace(workload, state=WorkloadState.ACTIVE, attempt=attempt.number)
+        first = attempt.admitted_at if workload.first_admitted_at is None else workload.first_admitted_at
+        self.workloads[attempt.uid] = replace(
+            workload, state=WorkloadState.ACTIVE, attempt=attempt.number, first_admitted_at=first
+        )
         self.attempts[attempt.uid] = attempt
         self.holdings.add(self.workloads[attempt.uid], attempt)
         for placement in attempt.placements:
             self._on_node.setdefault(placement.node, set()).add(attempt.uid)
         self._recount(attempt)
+        self._stale.add(attempt.uid)
         self.touched.add(attempt.uid)
         self.restated.add(attempt.uid)
 
@@ -204,9 +242,15 @@ class World:
         self.touched.add(uid)
         self.restated.add(uid)
 
+    def saved(self, uid: str, at: float) -> None:
+        """Take in that a running attempt has saved its work."""
+        self.attempts[uid] = replace(self.attempts[uid], saved_at=at)
+        self.holdings.update(self.attempts[uid])
+
     def forget(self, uid: str) -> None:
         """Forget a workload that is over, its object gone or going."""
         self.workloads.pop(uid, None)
+        self._stale.add(uid)
         self._barred.pop(uid, None)
 
     # What the engine asks
@@ -236,6 +280,7 @@ class World:
             workload = replace(known, queue=gang.queue, priority=self._priority(job))
             if self.workloads.get(uid) != workload:
                 self.workloads[uid] = workload
+                self._stale.add(uid)
                 result.append(workload)
         return result
 
@@ -246,24 +291,27 @@ class World:
             self.holdings.plant(self.queues, broken)
             self._replant = False
             self.touched |= self.holdings.claims  # quotas may no longer hold what they were promised
-        waiting = []
-        for uid, job in self.jobs.items():
-            workload = self.workloads.get(uid)
-            if workload is not None and workload.state is WorkloadState.QUEUED and not self.problem(uid):
-                waiting.append(self._gang(job, workload))
+        stale, self._stale = self._stale, set()
+        waiting = [self._gang(self.jobs[uid], self.workloads[uid]) for uid in stale if self._waits(uid)]
+        self.waiting.update(waiting, gone=stale)
         return Snapshot(
             queues=self.queues,
             flavors=self.flavors,
-            waiting=waiting,
+            waiting=self.waiting,
             fleet=self.fleet.snapshot(),
             tree=self.holdings.now,
             later=self.holdings.later,
-            running=self.holdings.running(self.workloads),
+            running=self.holdings.running(self.workloads, self._preemptible, self._covered),
             broken_queues=broken,
+            budgets=self._allowances(),
             policy=self.policy,
             namespaces=self.namespaces,
             held=self._held(),
         )
+
+    def _waits(self, uid: str) -> bool:
+        workload = self.workloads.get(uid)
+        return workload is not None and workload.state is WorkloadState.QUEUED and self.problem(uid) is None
 
     def problem(self, uid: str) -> Why | None:
         """Return what keeps a waiting job out of the cycle altogether, if anything."""
@@ -297,6 +345,19 @@ class World:
             now=now,
             back_off=self._back_off,
         )
+
+    def leaving(self, attempt: Attempt) -> list[Eviction]:
+        """Return those whom a claim still waits for, as far as it is known of them."""
+        result = []
+        for uid, number in attempt.victims:
+            victim, workload = self.attempts.get(uid), self.workloads.get(uid)
+            if victim is None or victim.number != number or workload is None:
+                continue
+            facts = victim.end.why.facts if victim.end else {}
+            lost = Work(int(str(facts.get("gpu_seconds", 0))), int(str(facts.get("pod_seconds", 0))))
+            name = f"{workload.namespace}/{workload.name}"
+            result.append(Eviction(uid, Cause.QUEUE, name, workload.queue, workload.priority, lost))
+        return result
 
     def overdue(self, now: float) -> set[str]:
         """Return the workloads whose deadline has passed."""
@@ -346,10 +407,13 @@ class World:
             failures=workload.failures + end.charged,
             late_starts=workload.late_starts + end.late,
             not_before=end.not_before,
+            preemptions=workload.preemptions + (end.why.reason is Reason.PREEMPTED),
+            requeued_at=now,
             last_end=end,
             finished_at=None if requeued else now,
         )
         del self.attempts[workload.uid]
+        self._stale.add(workload.uid)
         self.holdings.remove(workload.uid)
         for placement in attempt.placements:
             self._on_node.get(placement.node, set()).discard(workload.uid)
@@ -415,10 +479,48 @@ class World:
                 places[placement.node] = place
         return places
 
+    def _preemptible(self, attempt: Attempt) -> bool:
+        """Tell whether others may take from an attempt: by the spec that it was planned for, not by a later one."""
+        job = self.jobs.get(attempt.uid)
+        return job is None or job.generation != attempt.generation or self._class_of(job).preemptible
+
+    def _class_of(self, job: Job) -> PriorityClass:
+        """Return what holds for the job, by its class and its own word."""
+        named = self.priorities.get(job.priority_class) if job.priority_class else None
+        given = named or PriorityClass(job.priority_class, 0 if job.priority_class else job.gang.priority)
+        return replace(given, preemptible=given.preemptible and job.gang.preemptible)
+
+    def _covered(self, attempt: Attempt) -> tuple[tuple[str, int], ...]:
+        """Return the disruption budgets that cover pods of an attempt, and how many."""
+        job = self.jobs.get(attempt.uid) if self.budgets else None
+        if job is None:
+            return ()
+        counts: dict[str, int] = {}
+        for budget in self.budgets.values():
+            if budget.namespace != job.gang.namespace or budget.selector is None:
+                continue
+            for placement in attempt.placements:
+                if selects(budget.selector, labels(job, attempt, placement.role)):
+                    counts[budget.key] = counts.get(budget.key, 0) + placement.pods
+        return tuple(sorted(counts.items()))
+
+    def _allowances(self) -> dict[str, int]:
+        """Return how many pods each budget lets go; those that have been told to go and are still there count."""
+        left = {budget.key: budget.allowed for budget in self.budgets.values()}
+        for attempt in self.attempts.values() if left else ():
+            if attempt.state is AttemptState.ENDING and self.pods.get((attempt.uid, attempt.number)):
+                for key, pods in self._covered(attempt):
+                    left[key] -= pods
+        return left
+
     def _gang(self, job: Job, workload: Workload) -> Gang:
+        given = self._class_of(job)
         return replace(
             job.gang,
             priority=workload.priority,
+            preemptible=given.preemptible,
+            preempts=given.preempts,
+            waits_since=workload.requeued_at,
             seq=workload.seq,
             submitted_at=workload.submitted_at,
             not_before=workload.not_before,
@@ -426,7 +528,7 @@ class World:
         )
 
     def _priority(self, job: Job) -> int:
-        return self.priorities.get(job.priority_class, 0) if job.priority_class else job.gang.priority
+        return self._class_of(job).value
 
 
 def _identity(pod: Pod) -> tuple[str, int, str, int]:

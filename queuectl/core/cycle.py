@@ -1,17 +1,17 @@
 """START HERE: one admission cycle, from a snapshot to a plan."""
 
-from collections.abc import Iterator
+import heapq
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
+from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
 from queuectl.core.flavors import Mode
-from queuectl.core.limits import OVER_A_LIMIT, not_for, stopped
-from queuectl.core.nominate import Entry, nominate
-from queuectl.core.preemption import Field
+from queuectl.core.limits import OVER_A_LIMIT, not_for, particular, stopped
+from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
+from queuectl.core.preemption import Field, Victim
 from queuectl.core.snapshot import Snapshot
-from queuectl.core.tree import Node
+from queuectl.core.tree import Node, Tree
 from queuectl.model.objects import Gang, QueueOrder
-from queuectl.model.plan import Admission, Plan, Preempt
+from queuectl.model.plan import Admission, Eviction, Plan, Preempt
 from queuectl.model.policy import Reclaim
 from queuectl.model.reasons import Reason, Why, why
 
@@ -20,12 +20,7 @@ MAX_PLACEMENTS = 10_000  # of one transaction; a single gang may have more
 
 # The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it, or it
 # waits for others of its own user. Nodes come and go by themselves, so one too big for today's nodes keeps its place.
-_PASSED = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, *OVER_A_LIMIT}
-
-
-def pending_key(gang: Gang) -> tuple[int, float, int, str]:
-    """Order of a queue's line: 1. higher priority 2. earlier first submission 3. earlier arrival 4. uid."""
-    return (-gang.priority, gang.submitted_at, gang.seq, gang.uid)
+_PASSED = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, *OVER_A_LIMIT}
 
 
 def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
@@ -45,74 +40,99 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     return _Cycle(snapshot.copy(), now).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The first of a queue's gangs that can be had, with what it would get."""
+
+    entry: Entry
+    group: Group
+
+
 @dataclass
 class _Cycle:
     snapshot: Snapshot
     now: float
     admissions: list[Admission] = field(default_factory=list)
     preemptions: list[Preempt] = field(default_factory=list)
-    waits: dict[str, Why] = field(default_factory=dict)
-    positions: dict[str, int] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)  # workloads that give way in this cycle
-    failed: dict[object, Why] = field(default_factory=dict)  # by shape
-    over: dict[object, Why] = field(default_factory=dict)  # over a limit, by shape and whose it is
-    blocked: dict[str, str] = field(default_factory=dict)  # StrictFIFO queue → its head
-    closed: dict[tuple[str, str], Why | None] = field(default_factory=dict)  # queue, namespace → why it is closed to it
+    told: dict[str, Why] = field(default_factory=dict)  # why a gang waits
+    failed: dict[tuple[Group, bool], Why] = field(default_factory=dict)  # by shape, and whether it may preempt yet
+    behind: dict[str, tuple[PendingKey, Why]] = field(default_factory=dict)  # StrictFIFO queue → its head
+    wakes: list[float] = field(default_factory=list)  # when time limits end that keep somebody waiting
+    walks: dict[str, Walk] = field(default_factory=dict)
+    heads: "_Heads" = field(init=False)
     room: int = field(default_factory=lambda: MAX_PLACEMENTS)
 
     def run(self) -> Plan:
-        waiting = sorted(self.snapshot.waiting, key=pending_key)
-        lines: dict[str, list[Gang]] = {}
-        for gang in waiting:
-            wait = self._not_yet(gang)
-            if wait is not None:
-                self.waits[gang.uid] = wait
-            else:
-                lines.setdefault(gang.queue, []).append(gang)
-        upcoming = {queue: iter(line) for queue, line in lines.items()}
-        heads: dict[str, Entry] = {}
-        for queue, line in upcoming.items():
-            self._advance(queue, line, heads)
-        while heads:
-            entry = heads.pop(self._best(heads))
-            self._settle(entry)
+        backlog = self.snapshot.waiting
+        backlog.wake(self.now)
+        backlog.tell_apart({name for name, queue in self.snapshot.queues.items() if particular(queue)})
+        self.heads = _FairHeads(self.snapshot.later) if self.snapshot.policy.fair_sharing else _Heads()
+        for queue, line in backlog.lines.items():
+            if self._closed(queue) is None:
+                self.walks[queue] = line.walk()
+                self._advance(queue)
+        while self.heads:
+            head = self.heads.pop()
+            self._settle(head)
             if not self.snapshot.policy.one_head:
-                self._advance(entry.gang.queue, upcoming[entry.gang.queue], heads)
-        ahead: dict[str, int] = {}
+                self._advance(head.entry.gang.queue)
         started = {admission.uid for admission in self.admissions}
-        for gang in waiting:
-            if gang.uid not in started:
-                self.positions[gang.uid] = ahead[gang.queue] = ahead.get(gang.queue, 0) + 1
-                self.waits.setdefault(gang.uid, why(Reason.PENDING))
-        wake_at = min((g.not_before for g in waiting if g.not_before > self.now), default=None)
-        return Plan(tuple(self.admissions), tuple(self.preemptions), self.waits, self.positions, wake_at)
+        return Plan(
+            tuple(self.admissions),
+            tuple(self.preemptions),
+            Waits(backlog, started, self._not_yet, self.told, self.behind, self._failed),
+            Positions(backlog, started),
+            min((at for at in (backlog.wake_at(), *self.wakes) if at is not None), default=None),
+        )
 
-    def _advance(self, queue: str, line: Iterator[Gang], heads: dict[str, Entry]) -> None:
-        """Make the next gang of a line that may be tried the queue's head."""
-        for gang in line:
-            wait = self._behind(gang) or self.failed.get(gang.shape) or self._over(gang)
-            if wait is not None:
-                self._tell(gang, wait)
-            elif len(self.admissions) + len(self.preemptions) >= MAX_ADMISSIONS or self.room <= 0:
-                self._tell(gang, why(Reason.PENDING))  # the cycle is full; it is tried first in the next
-            else:
-                entry = nominate(self.snapshot, self.taken, gang)
-                if entry.wait is None or entry.wait.reason not in OVER_A_LIMIT:
-                    heads[queue] = entry
-                    return
-                self.over[_claimant(gang)] = entry.wait
-                self._tell(gang, entry.wait)
+    def _advance(self, queue: str) -> None:
+        """Make the next gang of a queue that can be had the queue's head."""
+        walk = self.walks[queue]
+        for gang, group in walk:
+            if queue in self.behind or len(self.admissions) + len(self.preemptions) >= MAX_ADMISSIONS or self.room <= 0:
+                return  # when the cycle is full, they are tried first in the next
+            if self._foreign(gang) is not None:
+                walk.drop(group)
+                continue
+            if (group, True) in self.failed and self._is_patient(gang):
+                self.wakes.append(patient_until(gang, self.snapshot.queues[queue]))
+                continue
+            entry = nominate(self.snapshot, self.taken, gang, self.now)
+            if entry.wait is None or self.snapshot.policy.one_head:
+                self.heads.push(_Head(entry, group))
+                return
+            self._fail(entry, entry.wait, group)
 
-    def _settle(self, entry: Entry) -> None:
-        gang = entry.gang
+    def _is_patient(self, gang: Gang) -> bool:
+        return patient_until(gang, self.snapshot.queues[gang.queue]) > self.now
+
+    def _failed(self, gang: Gang, group: Group) -> Why | None:
+        """Return why the gang waits if one of its kind has been tried in vain."""
+        patient = self._is_patient(gang)
+        wait = (patient and self.failed.get((group, True))) or self.failed.get((group, False))
+        if wait is not None and wait.reason is Reason.WAITING_BEFORE_PREEMPTION:
+            return be_patient(gang, self.snapshot.queues[gang.queue])
+        return wait
+
+    def _fail(self, entry: Entry, wait: Why, group: Group) -> None:
+        patient = self._is_patient(entry.gang)
+        self.failed[group, patient] = wait
+        if not patient:  # those behind it can do no more than it
+            self.walks[entry.gang.queue].drop(group)
+        if entry.wake_at is not None:
+            self.wakes.append(entry.wake_at)
+        self._tell(entry.gang, wait)
+
+    def _settle(self, head: _Head) -> None:
+        entry, gang = head.entry, head.entry.gang
         if entry.wait is None and not self._still(entry):
             if self.snapshot.policy.one_head:
                 self._tell(gang, why(Reason.PENDING))
                 return
-            entry = nominate(self.snapshot, self.taken, gang)
+            entry = nominate(self.snapshot, self.taken, gang, self.now)
         if entry.wait is not None:
-            self.failed[gang.shape] = entry.wait
-            self._tell(gang, entry.wait)
+            self._fail(entry, entry.wait, head.group)
             self._keep_for(entry)
             return
         if len(entry.placements) > self.room and self.admissions:
@@ -127,8 +147,15 @@ class _Cycle:
             self.admissions.append(admission)
             return
         self.taken |= {victim.uid for victim in victims}
-        self.preemptions.append(Preempt(admission, tuple((v.gang.uid, v.cause) for v in entry.victims)))
-        self._tell(gang, why(Reason.WAITING_FOR_VICTIMS, count=len(victims)))
+        preempt = Preempt(admission, tuple(self._eviction(victim) for victim in entry.victims))
+        self.preemptions.append(preempt)
+        self._tell(gang, preempt.why)
+
+    def _eviction(self, victim: Victim) -> Eviction:
+        gang = victim.gang
+        return Eviction(
+            gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since
+        )
 
     def _still(self, entry: Entry) -> bool:
         """Tell whether the entry can still be had after what was settled since it was nominated."""
@@ -138,7 +165,9 @@ class _Cycle:
             return False
         for tree in (snapshot.tree, snapshot.later):
             with Field(tree, {}, {}).without(victims):
-                if not tree.fits(queue, usage):
+                if not tree.fits(queue, usage) or (
+                    tree is snapshot.later and not snapshot.fits_later(entry.gang, usage)
+                ):
                     return False
         return snapshot.fleet is None or snapshot.fleet.has_room(
             [(p.node, p.requests, p.pods) for p in entry.placements],
@@ -161,78 +190,103 @@ class _Cycle:
             else:
                 node.add(cell, min(amount, quota.nominal + quota.borrowing_limit - used))
 
-    def _best(self, heads: dict[str, Entry]) -> str:
-        """Return the queue of the head that goes next."""
-        if not self.snapshot.policy.fair_sharing:
-            return min(heads, key=lambda queue: entry_key(heads[queue]))
-        roots = {id(root): root for queue in heads for root in [self.snapshot.later.nodes[queue].root]}
-        winners = [winner for root in roots.values() for winner in [self._fairest(root, heads)] if winner]
-        return min(winners, key=lambda queue: entry_key(heads[queue]))
+    def _closed(self, queue: str) -> Why | None:
+        """Say why nobody of a queue is tried."""
+        if queue not in self.snapshot.queues:
+            return why(Reason.QUEUE_NOT_FOUND, queue=queue)
+        if queue in self.snapshot.broken_queues:
+            problem = self.snapshot.broken_queues[queue]
+            return why(Reason.MISCONFIGURED, field=f"queue {queue}", problem=problem)
+        return stopped(self.snapshot.queues, queue)
 
-    def _fairest(self, top: Node, heads: dict[str, Entry]) -> str | None:
+    def _foreign(self, gang: Gang) -> Why | None:
+        """Say why jobs of the gang's namespace may not use its queue."""
+        labels = self.snapshot.namespaces.get(gang.namespace, {})
+        return not_for(self.snapshot.queues[gang.queue], gang.namespace, labels)
+
+    def _not_yet(self, gang: Gang) -> Why | None:
+        if gang.hold:
+            return why(Reason.HELD, job=gang.name)
+        closed = self._closed(gang.queue) or self._foreign(gang)
+        if closed is None and gang.not_before > self.now:
+            return why(Reason.BACK_OFF, until=clock(gang.not_before), cause=gang.last_end)
+        return closed
+
+    def _tell(self, gang: Gang, wait: Why) -> None:
+        self.told[gang.uid] = wait
+        strict = self.snapshot.queues[gang.queue].order is QueueOrder.STRICT_FIFO
+        if strict and wait.reason not in _PASSED and gang.queue not in self.behind:
+            behind = why(Reason.BEHIND_HEAD, queue=gang.queue, head=f"{gang.namespace}/{gang.name}")
+            self.behind[gang.queue] = (pending_key(gang), behind)
+
+
+class _Heads:
+    """The heads of all queues, the best first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int, float, int, str], str]] = []
+        self._heads: dict[str, _Head] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._heads)
+
+    def push(self, head: _Head) -> None:
+        queue = head.entry.gang.queue
+        self._heads[queue] = head
+        heapq.heappush(self._heap, (entry_key(head.entry), queue))
+
+    def pop(self) -> _Head:
+        return self._heads.pop(heapq.heappop(self._heap)[1])
+
+
+class _FairHeads(_Heads):
+    """The heads of all queues, the best of those first that win in their cohorts."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__()
+        self._tree = tree
+        self._roots: dict[str, Node] = {}  # queue → root
+        self._winners: dict[Node, str | None] = {}  # by root; shares change only where somebody was settled
+
+    def push(self, head: _Head) -> None:
+        queue = head.entry.gang.queue
+        self._heads[queue] = head
+        self._winners[self._root(queue)] = None
+
+    def pop(self) -> _Head:
+        for root, winner in list(self._winners.items()):
+            if winner is None:
+                self._winners[root] = self._fairest(root)
+            if self._winners[root] is None:
+                del self._winners[root]
+        queue = min((w for w in self._winners.values() if w), key=lambda w: entry_key(self._heads[w].entry))
+        self._winners[self._root(queue)] = None
+        return self._heads.pop(queue)
+
+    def _root(self, queue: str) -> Node:
+        if queue not in self._roots:
+            self._roots[queue] = self._tree.nodes[queue].root
+        return self._roots[queue]
+
+    def _fairest(self, top: Node) -> str | None:
         """Return the winner of a tournament from the leaves up.
 
         At each level the one wins whose side, with it admitted, 1. does not borrow what it asks for 2. has the
         smaller share 3. has the higher priority 4. came earlier.
         """
-        sides = [(child, winner) for child in top.children for winner in [self._fairest(child, heads)] if winner]
-        if top.name in heads:
+        sides = [(child, winner) for child in top.children for winner in [self._fairest(child)] if winner]
+        if top.name in self._heads:
             sides.append((top, top.name))
         if len(sides) <= 1:
             return sides[0][1] if sides else None
-        tree = self.snapshot.later
 
         def unfairness(side: tuple[Node, str]) -> tuple[object, ...]:
             node, queue = side
-            usage = heads[queue].assignment.usage
-            tree.add(queue, usage)
+            entry = self._heads[queue].entry
+            self._tree.add(queue, entry.assignment.usage)
             share = node.share()
-            tree.remove(queue, usage)
-            borrows = any(usage.get(cell, 0) > 0 for cell in share.cells)
-            return (borrows, share.key, *pending_key(heads[queue].gang))
+            self._tree.remove(queue, entry.assignment.usage)
+            borrows = any(entry.assignment.usage.get(cell, 0) > 0 for cell in share.cells)
+            return (borrows, share.key, *pending_key(entry.gang))
 
         return min(sides, key=unfairness)[1]
-
-    def _not_yet(self, gang: Gang) -> Why | None:
-        if gang.hold:
-            return why(Reason.HELD, job=gang.name)
-        if gang.queue not in self.snapshot.queues:
-            return why(Reason.QUEUE_NOT_FOUND, queue=gang.queue)
-        if gang.queue in self.snapshot.broken_queues:
-            problem = self.snapshot.broken_queues[gang.queue]
-            return why(Reason.MISCONFIGURED, field=f"queue {gang.queue}", problem=problem)
-        closed = self._closed(gang.queue, gang.namespace)
-        if closed is not None:
-            return closed
-        if gang.not_before > self.now:
-            return why(Reason.BACK_OFF, until=_clock(gang.not_before), cause=gang.last_end)
-        return None
-
-    def _closed(self, queue: str, namespace: str) -> Why | None:
-        key, snapshot = (queue, namespace), self.snapshot
-        if key not in self.closed:
-            labels = snapshot.namespaces.get(namespace, {})
-            self.closed[key] = stopped(snapshot.queues, queue) or not_for(snapshot.queues[queue], namespace, labels)
-        return self.closed[key]
-
-    def _behind(self, gang: Gang) -> Why | None:
-        head = self.blocked.get(gang.queue)
-        return why(Reason.BEHIND_HEAD, queue=gang.queue, head=head) if head else None
-
-    def _over(self, gang: Gang) -> Why | None:
-        return self.over.get(_claimant(gang)) if self.over else None
-
-    def _tell(self, gang: Gang, wait: Why) -> None:
-        self.waits[gang.uid] = wait
-        strict = self.snapshot.queues[gang.queue].order is QueueOrder.STRICT_FIFO
-        if strict and wait.reason not in _PASSED:
-            self.blocked.setdefault(gang.queue, f"{gang.namespace}/{gang.name}")
-
-
-def _claimant(gang: Gang) -> tuple[object, ...]:
-    """Return what gangs have in common that meet limits alike; in the course of a cycle limits are only used up."""
-    return (gang.shape, gang.namespace, gang.user)
-
-
-def _clock(unix: float) -> str:
-    return datetime.fromtimestamp(unix, UTC).strftime("%H:%M:%S UTC")

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queuectl.core.fleet import Fleet, Mask, Matrix, Requests
+from queuectl.core.fleet import Fleet, Matrix, Room
 from queuectl.model.objects import Flavor, Role
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity, is_extended
-
-_MANY = 2**30  # pods that a node could hold at most, so that sums over nodes can't overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,55 +44,53 @@ def place(
 
 def fits_later(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> bool:
     """Tell whether every pod would fit once all victims that are on their way out are gone, if there are any."""
-    free = fleet.free_later()
-    return free is not None and not isinstance(_place_in(fleet, free, roles, flavors), Short)
+    room = fleet.free_later()
+    return room is not None and not isinstance(_place_in(fleet, room, roles, flavors, tell=True), Short)
+
+
+def holds(fleet: Fleet, room: Room, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> bool:
+    """Tell whether every pod of the roles fits into ``room``, by the same rules as ``place``."""
+    room = room if len(roles) == 1 else room.copy()
+    return not isinstance(_place_in(fleet, room, roles, flavors, tell=True), Short)
 
 
 def exceeds_cluster(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> Why | None:
     """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
-    found = _place_in(fleet, fleet.allocatable().copy(), roles, flavors)
+    found = _place_in(fleet, fleet.emptied(), roles, flavors, tell=True)
     return found.because(Reason.EXCEEDS_CLUSTER) if isinstance(found, Short) else None
 
 
 def _place_in(
-    fleet: Fleet, free: Matrix, roles: Sequence[Role], flavors: Mapping[str, Flavor]
+    fleet: Fleet, room: Room, roles: Sequence[Role], flavors: Mapping[str, Flavor], *, tell: bool = False
 ) -> tuple[Placement, ...] | Short:
-    """Place into ``free``, which is used up on the way."""
+    """Place into ``room``, which is used up on the way; with ``tell`` only as far as is needed to tell if they fit."""
     placements: list[Placement] = []
-    for role in sorted(roles, key=_largest_first):
+    in_order = sorted(roles, key=largest_first)
+    for role in in_order:
         flavor = flavors[role.name]
-        mask = fleet.mask(flavor, role.constraints)
-        counts = _pods_per_node(fleet, free, mask, role.requests)
-        rows = _choose(counts, fleet.by_name(), role.pods)
-        if rows is None:
-            found = int(counts.sum())
-            return Short(role, flavor, int(mask.sum()), found, _lacks(fleet, free, mask, role, found))
+        found = room.total(flavor, role.constraints, role.requests)
+        if found < role.pods:
+            nodes = int(fleet.mask(flavor, role.constraints).sum())
+            return Short(role, flavor, nodes, found, _lacks(room, flavor, role, found))
+        if tell and role is in_order[-1]:
+            break
+        counts = room.pods(flavor, role.constraints, role.requests)
         columns, amounts = fleet.columns(role.requests) or ([], np.zeros(0, np.int64))
-        for row, pods in rows:
-            free[row, columns] -= amounts * pods
+        for row, pods in _choose(counts, fleet.by_name(), role.pods):
+            room.use(row, columns, amounts * pods)
             placements.append(Placement(role.name, flavor.name, fleet.name(row), pods, role.requests))
     return tuple(placements)
 
 
-def _largest_first(role: Role) -> tuple[int, int, int, str]:
+def largest_first(role: Role) -> tuple[int, int, int, str]:
+    """Order in which roles are placed: 1. more devices 2. more cpu 3. more memory a pod 4. name."""
     asks = dict(role.requests)
     devices = sum(amount for resource, amount in role.requests if is_extended(resource))
     return -devices, -asks.get("cpu", 0), -asks.get("memory", 0), role.name
 
 
-def _pods_per_node(fleet: Fleet, free: Matrix, mask: Mask, requests: Requests) -> Matrix:
-    wanted = fleet.columns(requests)
-    if wanted is None:
-        return np.zeros(len(mask), np.int64)
-    columns, amounts = wanted
-    counts = (free[:, columns] // amounts).min(axis=1, initial=_MANY)
-    return np.where(mask, np.maximum(counts, 0), 0)
-
-
-def _choose(counts: Matrix, by_name: Matrix, pods: int) -> list[tuple[int, int]] | None:
-    """Return (row, pods there), or None when the counts don't suffice."""
-    if int(counts.sum()) < pods:
-        return None
+def _choose(counts: Matrix, by_name: Matrix, pods: int) -> list[tuple[int, int]]:
+    """Return (row, pods there) for counts that suffice."""
     order = by_name[np.argsort(-counts[by_name], kind="stable")]
     ordered = counts[order]
     before = np.cumsum(ordered) - ordered  # pods on the nodes ahead
@@ -106,11 +102,10 @@ def _choose(counts: Matrix, by_name: Matrix, pods: int) -> list[tuple[int, int]]
     return [*zip(order[:last].tolist(), ordered[:last].tolist(), strict=True), (int(order[tail]), rest)]
 
 
-def _lacks(fleet: Fleet, free: Matrix, mask: Mask, role: Role, found: int) -> str:
+def _lacks(room: Room, flavor: Flavor, role: Role, found: int) -> str:
     """Say what keeps the missing pods out: the resource that is good for the fewest pods, or their combination."""
     worth = {
-        resource: int(_pods_per_node(fleet, free, mask, [(resource, amount)]).sum())
-        for resource, amount in role.requests
+        resource: room.total(flavor, role.constraints, ((resource, amount),)) for resource, amount in role.requests
     }
     scarcest = min(worth, key=lambda resource: (worth[resource], not is_extended(resource), resource))
     missing = role.pods - worth[scarcest]

@@ -111,6 +111,7 @@ def assign(
     suits: Callable[[Wanted, str], bool],
     try_preemption: Callable[[Cell, int], Way],
     may_preempt_and_borrow: bool,
+    may_borrow: bool,
 ) -> Assignment:
     """Choose flavors for all roles.
 
@@ -129,6 +130,7 @@ def assign(
                 found = _best(
                     node, group, choice, part, result.usage,
                     suits=suits, try_preemption=try_preemption, may_preempt_and_borrow=may_preempt_and_borrow,
+                    may_borrow=may_borrow,
                 )  # fmt: skip
             if found is None:
                 result.way, result.missing = Way(Mode.NEVER), (part, resource)
@@ -158,6 +160,7 @@ def _best(
     suits: Callable[[Wanted, str], bool],
     try_preemption: Callable[[Cell, int], Way],
     may_preempt_and_borrow: bool,
+    may_borrow: bool,
 ) -> tuple[str, dict[str, Way]] | None:
     best: tuple[str, dict[str, Way]] | None = None
     best_way = Way(Mode.NEVER)
@@ -172,7 +175,7 @@ def _best(
                 continue  # not counted in this flavor
             way = _way(
                 node, cell, used.get(cell, 0) + wanted.amounts[resource],
-                try_preemption=try_preemption, may_preempt_and_borrow=may_preempt_and_borrow,
+                try_preemption=try_preemption, may_preempt_and_borrow=may_preempt_and_borrow, may_borrow=may_borrow,
             )  # fmt: skip
             ways[resource] = way
             if better(choice, worst, way):
@@ -193,9 +196,12 @@ def _way(
     *,
     try_preemption: Callable[[Cell, int], Way],
     may_preempt_and_borrow: bool,
+    may_borrow: bool,
 ) -> Way:
-    if amount > node.capacity(cell):
+    if amount > node.capacity(cell) or (not may_borrow and amount > node.quota(cell).nominal):
         return Way(Mode.NEVER)
+    if not may_borrow and node.borrows_with(cell, amount):
+        return try_preemption(cell, amount)
     height, smaller = height_that_fits(node, cell, amount)
     if amount <= node.available(cell):
         return Way(Mode.FIT, height)

@@ -1,9 +1,12 @@
 """The nodes as one integer matrix, kept incrementally and copied cheaply for each cycle.
 
 Rows are nodes, columns are resources, both in order of first appearance; a forgotten node's row is used again.
+How many pods of a kind each node holds is counted once, and then again only where something has changed.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Self
 
 import numpy as np
@@ -11,13 +14,37 @@ import numpy.typing as npt
 
 from queuectl.core.nodes import eligible
 from queuectl.model.objects import Constraints, Flavor, Node, Place
+from queuectl.model.plan import Placement
 
 Matrix = npt.NDArray[np.int64]  # (nodes, resources)
 Mask = npt.NDArray[np.bool_]  # (nodes,)
 Requests = Iterable[tuple[str, int]]
+Part = tuple[int, list[int], Matrix]  # row, columns, amounts
 
 AMOUNT_LIMIT = 2**52  # amounts saturate here, so that the sum of 2,000 pods on a node can't overflow
 MAX_MASKS = 4096  # kept at most, a byte per node each
+MAX_COUNTS = 256  # kept at most, 8 bytes per node each
+MAX_CHANGES = 4096  # remembered at most; after so many, everything is counted anew
+MANY = 2**30  # pods that a node could hold at most, so that sums over nodes can't overflow
+
+
+_Kind = tuple["Base", Flavor, Constraints, tuple[tuple[str, int], ...]]
+
+
+class Base(Enum):
+    """Which room is looked at."""
+
+    FREE = "Free"  # that nobody has, neither now nor once all victims are gone
+    ALLOCATABLE = "Allocatable"  # of nodes that nobody uses
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Pods of a kind that each node holds, and how many changes it takes into account."""
+
+    pods: Matrix
+    total: int
+    seen: int
 
 
 class Fleet:
@@ -35,6 +62,11 @@ class Fleet:
         self._promised: Matrix = np.zeros((0, 0), np.int64)  # as it will be once all victims are gone
         self._masks: dict[tuple[Flavor, Constraints], Mask] = {}
         self._by_name: Matrix | None = None  # rows in order of name; None when names have come or gone
+        self._free: Matrix = np.zeros((0, 0), np.int64)
+        self._leaving: set[int] = set()  # rows with victims that are on their way out
+        self._counted: dict[_Kind, _Counted] = {}
+        self._changes: list[int] = []  # rows, in the order in which they changed
+        self._shared: dict[_Kind, _Counted] | None = None  # of the fleet whose snapshot this is, while they are alike
 
     def snapshot(self) -> Self:
         """Return a copy in which reserving changes nothing here; what nodes have is shared, so use it at once."""
@@ -49,6 +81,11 @@ class Fleet:
             _unused=self._unused.copy(),
             _reserved=self._reserved.copy(),
             _promised=self._promised.copy(),
+            _free=self._free.copy(),
+            _leaving=self._leaving.copy(),
+            _counted=self._counted.copy(),
+            _changes=self._changes.copy(),
+            _shared=self._counted,
         )
         return copy
 
@@ -61,6 +98,7 @@ class Fleet:
         self._allocatable[row, columns] = [max(0, min(amount, AMOUNT_LIMIT)) for amount in node.allocatable.values()]
         for (flavor, constraints), mask in self._masks.items():
             mask[row] = eligible(node, flavor, constraints)
+        self._changed(row)
 
     def remove_node(self, name: str) -> None:
         """Take a node's room away; pods and reservations still counted there stay counted."""
@@ -71,12 +109,14 @@ class Fleet:
         self._allocatable[row] = 0
         for mask in self._masks.values():
             mask[row] = False
+        self._changed(row)
         self._forget_if_unused(name)
 
     def use(self, node: str, requests: Requests, sign: int) -> None:
         """Count (+1) or stop counting (-1) another's pod on a node."""
         row, columns, amounts = self._at(node, requests, sign)
         self._others[row, columns] += amounts
+        self._changed(row)
         self._forget_if_unused(node)
 
     def reserve(self, node: str, requests: Requests, count: int, *, now: bool = True, later: bool = True) -> None:
@@ -89,46 +129,84 @@ class Fleet:
             self._reserved[row, columns] += amounts
         if later:
             self._promised[row, columns] += amounts
+        self._changed(row)
         self._forget_if_unused(node)
 
-    def free(self, gone: Iterable[tuple[str, Requests, int]] = ()) -> Matrix:
+    def free(self, gone: Iterable[tuple[str, Requests, int]] = ()) -> "Room":
         """Return the room that nobody has, neither now nor once all victims are gone.
 
         ``gone`` are (node, requests, count) that would be freed. Negative where a room shrank below what is reserved.
         """
-        room: Matrix = np.maximum(self._allocatable - self._others, 0)
-        reserved, promised = self._reserved, self._promised
-        gone = list(gone)
-        if gone:
-            reserved, promised = reserved.copy(), promised.copy()
-        for node, requests, count in gone:
-            row, columns, amounts = self._at(node, requests, count)
-            reserved[row, columns] -= amounts
-            promised[row, columns] -= amounts
-        return room - np.maximum(reserved, promised)
+        freed = [self._at(*one) for one in gone]  # before any row is copied: it may add columns
+        room = Room(self, Base.FREE)
+        for row, columns, amounts in freed:
+            room.use(row, columns, -amounts)
+        return room
 
-    def free_later(self) -> Matrix | None:
+    def parts(self, placements: Iterable[Placement]) -> list[Part]:
+        """Return what placements take of the rows of a room."""
+        return [self._at(p.node, p.requests, p.pods) for p in placements]
+
+    def free_later(self) -> "Room | None":
         """Return the room that nobody will have once all victims are gone; None when none are on their way out."""
-        if not (self._reserved > self._promised).any():
+        if not self._leaving:
             return None
-        room: Matrix = np.maximum(self._allocatable - self._others, 0)
-        return room - self._promised
+        room = Room(self, Base.FREE)
+        for row in self._leaving:
+            room.set(row, np.maximum(self._allocatable[row] - self._others[row], 0) - self._promised[row])
+        return room
+
+    def emptied(self) -> "Room":
+        """Return the room of nodes that nobody uses."""
+        return Room(self, Base.ALLOCATABLE)
 
     def has_room(
         self, wanted: Iterable[tuple[str, Requests, int]], gone: Iterable[tuple[str, Requests, int]] = ()
     ) -> bool:
         """Tell whether all of ``wanted`` fits where it is asked for, with ``gone`` freed."""
-        free = self.free(gone)
-        for node, requests, count in wanted:
-            row, columns, amounts = self._at(node, requests, count)
-            free[row, columns] -= amounts
-            if (free[row, columns] < 0).any():
+        asked = [self._at(*one) for one in wanted]
+        room = self.free(gone)
+        for row, columns, amounts in asked:
+            room.use(row, columns, amounts)
+            if (room.of(row)[columns] < 0).any():
                 return False
         return True
 
-    def allocatable(self) -> Matrix:
-        """Return the room of nodes that nobody uses; not to be written."""
-        return self._allocatable
+    def matrix(self, base: Base) -> Matrix:
+        """Return the room, a row for each node and a column for each resource; not to be written."""
+        return self._free if base is Base.FREE else self._allocatable
+
+    def pods(
+        self, base: Base, flavor: Flavor, constraints: Constraints, requests: tuple[tuple[str, int], ...]
+    ) -> tuple[Matrix, int]:
+        """Return how many pods of a kind each row has room for, kept, so not to be written; and all rows together."""
+        key = (base, flavor, constraints, requests)
+        known = self._counted.get(key)
+        if known is not None and known.seen == len(self._changes):
+            return known.pods, known.total
+        mask = self.mask(flavor, constraints)
+        if known is None:
+            pods = self.count(self.matrix(base), mask, requests)
+        else:
+            rows = np.array(sorted(set(self._changes[known.seen :])), np.int64)
+            pods = known.pods.copy()
+            pods[rows] = self.count(self.matrix(base)[rows], mask[rows], requests)
+        total = int(pods.sum())
+        for kept in (self._counted, self._shared):
+            if kept is not None:
+                if key not in kept and len(kept) >= MAX_COUNTS:
+                    del kept[next(iter(kept))]
+                kept[key] = _Counted(pods, total, len(self._changes))
+        return pods, total
+
+    def count(self, room: Matrix, mask: Mask, requests: Requests) -> Matrix:
+        """Return how many pods of a kind each of some rows of room holds."""
+        wanted = self.columns(requests)
+        if wanted is None:
+            return np.zeros(len(mask), np.int64)
+        columns, amounts = wanted
+        counts = (room[:, columns] // amounts).min(axis=1, initial=MANY)
+        return np.where(mask, np.maximum(counts, 0), 0)
 
     def mask(self, flavor: Flavor, constraints: Constraints) -> Mask:
         """Return which rows pods of these constraints may use; kept, so not to be written."""
@@ -144,6 +222,7 @@ class Fleet:
     def forget_masks(self) -> None:
         """Drop kept masks, for flavors have changed."""
         self._masks.clear()
+        self._forget_counts()
 
     def columns(self, requests: Requests) -> tuple[list[int], Matrix] | None:
         """Return columns and amounts, above zero, of a request; None when no node ever offered a resource of it."""
@@ -196,7 +275,7 @@ class Fleet:
         short = self._allocatable[row, columns] < self._others[row, columns] + most
         return Place.CROWDED if bool(short.any()) else Place.GOOD
 
-    def _at(self, name: str, requests: Requests, count: int) -> tuple[int, list[int], Matrix]:
+    def _at(self, name: str, requests: Requests, count: int) -> Part:
         wanted = {resource: _saturated(amount) for resource, amount in requests}
         row, columns = self._row(name), [self._column(resource) for resource in wanted]  # may replace the matrices
         return row, columns, np.array(list(wanted.values()), np.int64) * count
@@ -212,7 +291,11 @@ class Fleet:
         return row
 
     def _column(self, resource: str) -> int:
-        column = self._columns.setdefault(resource, len(self._columns))
+        column = self._columns.get(resource)
+        if column is not None:
+            return column
+        column = self._columns[resource] = len(self._columns)
+        self._forget_counts()  # who asks for it had nowhere to go
         if column == self._reserved.shape[1]:
             self._resize(len(self._nodes), max(8, 2 * column))
         return column
@@ -224,9 +307,26 @@ class Fleet:
         self._others = np.pad(self._others, shape)
         self._reserved = np.pad(self._reserved, shape)
         self._promised = np.pad(self._promised, shape)
+        self._free = np.pad(self._free, shape)
+        self._forget_counts()
         self._nodes.extend([None] * (rows - old_rows))
         self._unused.extend(range(rows - 1, old_rows - 1, -1))
         self._masks = {}  # they are too short now
+
+    def _changed(self, row: int) -> None:
+        """Take in that a row's room has changed."""
+        room = np.maximum(self._allocatable[row] - self._others[row], 0)
+        self._free[row] = room - np.maximum(self._reserved[row], self._promised[row])
+        (self._leaving.add if (self._reserved[row] > self._promised[row]).any() else self._leaving.discard)(row)
+        self._shared = None
+        self._changes.append(row)
+        if len(self._changes) > MAX_CHANGES:
+            self._forget_counts()
+
+    def _forget_counts(self) -> None:
+        self._counted = {}
+        self._changes = []
+        self._shared = None
 
     def _forget_if_unused(self, name: str) -> None:
         row = self._rows[name]
@@ -234,6 +334,68 @@ class Fleet:
             del self._rows[name]
             self._unused.append(row)
             self._by_name = None
+
+
+class Room:
+    """Room on the nodes of a fleet, used up while it is handed out. Only rows that differ from the fleet's are kept."""
+
+    def __init__(self, fleet: Fleet, base: Base) -> None:
+        """Start with what the fleet has."""
+        self._fleet = fleet
+        self._base = base
+        self._rows: dict[int, Matrix] = {}  # row → amounts by column
+
+    def copy(self) -> Self:
+        """Return a room that can be used up for itself."""
+        other = type(self)(self._fleet, self._base)
+        other._rows = {row: amounts.copy() for row, amounts in self._rows.items()}  # noqa: SLF001 - its own kind
+        return other
+
+    def matrix(self) -> Matrix:
+        """Return all of it, a row for each node and a column for each resource, to be written."""
+        matrix = self._fleet.matrix(self._base).copy()
+        for row, amounts in self._rows.items():
+            matrix[row] = amounts
+        return matrix
+
+    def of(self, row: int) -> Matrix:
+        """Return a row's amounts by column; not to be written."""
+        known = self._rows.get(row)
+        return self._fleet.matrix(self._base)[row] if known is None else known
+
+    def set(self, row: int, amounts: Matrix) -> None:
+        """Give a row other amounts."""
+        self._rows[row] = amounts
+
+    def use(self, row: int, columns: list[int], amounts: Matrix) -> None:
+        """Take amounts out of some columns of a row; negative ones are put in."""
+        known = self._rows.get(row)
+        if known is None:
+            known = self._rows[row] = self._fleet.matrix(self._base)[row].copy()
+        known[columns] -= amounts
+
+    def pods(self, flavor: Flavor, constraints: Constraints, requests: tuple[tuple[str, int], ...]) -> Matrix:
+        """Return how many pods of a kind each row has room for; not to be written."""
+        pods, _ = self._fleet.pods(self._base, flavor, constraints, requests)
+        if self._rows:
+            pods = pods.copy()
+            rows, counts = self._changed(flavor, constraints, requests)
+            pods[rows] = counts
+        return pods
+
+    def total(self, flavor: Flavor, constraints: Constraints, requests: tuple[tuple[str, int], ...]) -> int:
+        """Return how many pods of a kind all rows together have room for."""
+        pods, total = self._fleet.pods(self._base, flavor, constraints, requests)
+        if self._rows:
+            rows, counts = self._changed(flavor, constraints, requests)
+            total += int(counts.sum()) - int(pods[rows].sum())
+        return total
+
+    def _changed(
+        self, flavor: Flavor, constraints: Constraints, requests: tuple[tuple[str, int], ...]
+    ) -> tuple[Matrix, Matrix]:
+        rows, mask = np.array(list(self._rows), np.int64), self._fleet.mask(flavor, constraints)
+        return rows, self._fleet.count(np.stack(list(self._rows.values())), mask[rows], requests)
 
 
 def _saturated(amount: int) -> int:

@@ -90,7 +90,12 @@ def requested(roles: Sequence[Role]) -> dict[str, int]:
 
 def limited(queue: Queue) -> bool:
     """Tell whether the queue has any limit."""
-    return any(_limits(queue, "", ""))
+    return queue.max_running is not None or queue.per_user != Cap() or queue.per_namespace != Cap()
+
+
+def particular(queue: Queue) -> bool:
+    """Tell whether it matters to the queue whose a job is."""
+    return queue.namespaces is not None or limited(queue)
 
 
 def stopped(queues: Mapping[str, Queue], name: str) -> Why | None:

@@ -1,7 +1,7 @@
 """Which nodes a role's pods may use, by kube-scheduler's own rules."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from queuectl.model.objects import Constraints, Flavor, Node, NodeTerm, Requirement, Taint, Toleration
 
@@ -22,6 +22,11 @@ def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
         and (not constraints.terms or any(_term_matches(term, node) for term in constraints.terms))
         and all(_tolerated(taint, (*constraints.tolerations, *flavor.tolerations)) for taint in node.taints)
     )
+
+
+def selects(selector: Iterable[Requirement], labels: Mapping[str, str]) -> bool:
+    """Tell whether a label selector matches; an empty one matches everything."""
+    return all(holds(requirement, labels) for requirement in selector)
 
 
 def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:

@@ -1,12 +1,14 @@
 """What one gang would get now: flavors, a place on nodes, and whose room it would need."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from queuectl.core import fit
 from queuectl.core.flavors import Assignment, Group, Mode, Wanted, Way, assign, groups_of
-from queuectl.core.preemption import Ask, Field, Running, Victim, find_victims
+from queuectl.core.freed import Freed
+from queuectl.core.preemption import Ask, Beside, Field, Running, Victim, find_victims
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import height_that_fits
 from queuectl.model.objects import Flavor, Gang, Queue, Role
@@ -26,6 +28,7 @@ class Entry:
     placements: tuple[Placement, ...] = ()
     victims: tuple[Victim, ...] = ()
     wait: Why | None = None  # set when it can't be had
+    wake_at: float | None = None  # Unix seconds at which a time limit ends that keeps it waiting
 
     @property
     def fits(self) -> bool:
@@ -38,12 +41,11 @@ class Entry:
         return Admission(self.gang.uid, self.placements, self.assignment.usage, self.assignment.flavors, pods)
 
 
-def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang) -> Entry:
+def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float) -> Entry:
     """Return the best that the gang could get, with all of its pods or, if it is elastic, with as many as can be had.
 
-    ``taken``: workloads that are on their way out for somebody else.
+    ``taken``: workloads that are on their way out for somebody else. ``now``: Unix seconds.
     """
-    search = _Search(snapshot, taken, gang)
     spare = [role.pods - (role.pods if role.least is None else role.least) for role in gang.roles]
     most = sum(spare)
 
@@ -53,12 +55,13 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang) -> Entry:
         return tuple(replace(r, pods=r.pods - s * cut // most) for r, s in zip(gang.roles, spare, strict=True))
 
     def over(cut: int) -> Why | None:
-        return snapshot.held.over(search.queue, gang, roles(cut))
+        return snapshot.held.over(snapshot.queues[gang.queue], gang, roles(cut))
 
     # The fewer pods, the easier: find the largest size that can be had by bisection, all roles shrinking alike.
     least = bisect_left(range(most + 1), True, key=lambda cut: over(cut) is None)  # noqa: FBT003 - what is looked for
     if least > most:
         return Entry(gang, gang.roles, Assignment(), wait=over(most))
+    search = _Search(snapshot, taken, gang, now)
     full = search.entry(roles(least))
     if full.wait is None:
         return full
@@ -73,9 +76,22 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang) -> Entry:
     return best
 
 
+def patient_until(gang: Gang, queue: Queue) -> float:
+    """Return the Unix seconds from which on a gang of the queue may take from others."""
+    since = gang.submitted_at if gang.waits_since is None else gang.waits_since
+    return since + queue.preemption.wait_seconds if queue.preemption.wait_seconds else 0.0
+
+
+def be_patient(gang: Gang, queue: Queue) -> Why:
+    """Say until when the gang has to wait before it may take from others."""
+    seconds, until = queue.preemption.wait_seconds, clock(patient_until(gang, queue))
+    return why(Reason.WAITING_BEFORE_PREEMPTION, queue=queue.name, seconds=seconds, until=until)
+
+
 class _Search:
-    def __init__(self, snapshot: Snapshot, taken: Collection[str], gang: Gang) -> None:
+    def __init__(self, snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float) -> None:
         self.snapshot = snapshot
+        self.now = now
         self.gang = gang
         self.queue: Queue = snapshot.queues[gang.queue]
         self.node = snapshot.later.nodes[gang.queue]
@@ -103,11 +119,9 @@ class _Search:
         tried = [assignment] if assignment.mode not in {Mode.FIT, Mode.NEVER} else []
         if short is not None and short[1].reason is Reason.WAITING_FOR_NODES:
             tried.append(short[0])
-        for one in tried:
-            victims = self._victims(roles, one)
-            placed = self._place(roles, one, [victim.gang for victim in victims])
-            if victims and not isinstance(placed, fit.Short):
-                return Entry(self.gang, roles, one, placed, tuple(victims))
+        preempting = self._preempting(roles, tried)
+        if preempting is not None:
+            return preempting
         if short is not None and assignment.mode in {Mode.FIT, Mode.NEVER}:
             return Entry(self.gang, roles, short[0], wait=short[1])
         wait = self._quota_why(assignment)
@@ -117,6 +131,19 @@ class _Search:
                 return Entry(self.gang, roles, short[0], wait=short[1])  # another flavor's nodes are merely in use
             wait = exceeds or wait
         return Entry(self.gang, roles, assignment, wait=wait)
+
+    def _preempting(self, roles: tuple[Role, ...], tried: Sequence[Assignment]) -> Entry | None:
+        """Return the first that can be had by preemption, now or, if only time keeps it from that, later."""
+        later: Entry | None = None
+        for one in tried:
+            victims, shielded = self._victims(roles, one)
+            placed = self._place(roles, one, [victim.gang for victim in victims]) if victims else None
+            if placed is not None and not isinstance(placed, fit.Short):
+                return Entry(self.gang, roles, one, placed, tuple(victims))
+            kept = self._shielded_why(roles, one, shielded) if later is None else None
+            if kept is not None:
+                later = Entry(self.gang, roles, one, wait=kept[0], wake_at=kept[1])
+        return later
 
     def _assign(self, roles: Sequence[Role], excluded: Collection[tuple[str, str]]) -> Assignment:
         rules = self.queue.preemption
@@ -131,6 +158,7 @@ class _Search:
             ),
             try_preemption=self._try_preemption,
             may_preempt_and_borrow=rules.borrow or fair,
+            may_borrow=self.gang.preemptible,
         )
 
     def _groups(self, wanted: Wanted) -> Sequence[Group]:
@@ -151,7 +179,7 @@ class _Search:
 
     def _try_preemption(self, cell: Cell, amount: int) -> Way:
         """Tell how an amount could be had if somebody gave way, nodes aside."""
-        field = self._field(lambda _: True)
+        field = self._field()
         victims = find_victims(field, self._ask({cell: amount}, frozenset({cell})))
         if not victims:
             return Way(Mode.NOBODY, height_that_fits(self.node, cell, amount)[0])
@@ -160,26 +188,58 @@ class _Search:
         at_home = any(victim.gang.queue == self.gang.queue for victim in victims)
         return Way(Mode.PREEMPT if at_home else Mode.RECLAIM, height)
 
-    def _victims(self, roles: Sequence[Role], assignment: Assignment) -> list[Victim]:
+    def _victims(
+        self, roles: Sequence[Role], assignment: Assignment, *, blind: bool = False
+    ) -> tuple[list[Victim], dict[str, Running]]:
+        """Return victims, and who was passed over for a shield."""
         contested = frozenset(assignment.contested or assignment.usage)
+        beside = Freed(self.snapshot, self.gang.queue, assignment.usage, roles, self._flavors(roles, assignment))
+        field = self._field(beside, blind=blind)
+        return find_victims(field, self._ask(assignment.usage, contested)), field.shielded
 
-        def fits_beside(gone: Sequence[Running]) -> bool:
-            return self._fits_now(assignment, gone) and not isinstance(self._place(roles, assignment, gone), fit.Short)
+    def _shielded_why(
+        self, roles: Sequence[Role], assignment: Assignment, shielded: Mapping[str, Running]
+    ) -> tuple[Why, float | None] | None:
+        """Say what keeps the gang from taking room that it could have at another time, and until when."""
+        until = patient_until(self.gang, self.queue)
+        patient = until > self.now and self.gang.preempts
+        if not shielded and not patient:
+            return None
+        victims = [victim.gang for victim in self._victims(roles, assignment, blind=True)[0]]
+        if not victims:
+            return None
+        if patient:
+            return be_patient(self.gang, self.queue), until
+        field = self._field()
+        ends = {uid: end for uid, gang in shielded.items() if (end := field.protected_until(gang)) is not None}
+        last = max((gang for gang in victims if gang.uid in ends), key=lambda gang: ends[gang.uid], default=None)
+        wait = _budget_why(victims, field.budgets)
+        if wait is None and last is not None:
+            wait = why(
+                Reason.VICTIMS_PROTECTED, job=last.name, queue=last.queue, until=clock(ends[last.uid]),
+                seconds=self.snapshot.rules[last.queue].min_run_seconds,
+            )  # fmt: skip
+        return (wait, min(ends.values(), default=None)) if wait else None
 
-        return find_victims(self._field(fits_beside), self._ask(assignment.usage, contested))
-
-    def _field(self, fits_beside: Callable[[Sequence[Running]], bool]) -> Field:
-        return Field(
+    def _field(self, beside: Beside | None = None, *, blind: bool = False) -> Field:
+        field = Field(
             tree=self.snapshot.later,
             running=self.snapshot.running,
             rules=self.snapshot.rules,
             fair=self.snapshot.policy.fair_sharing,
             taken=self.taken,
-            fits_beside=fits_beside,
+            now=self.now,
+            budgets=self.snapshot.budgets,
+            blind=blind,
         )
+        return field if beside is None else replace(field, beside=beside)
 
     def _ask(self, usage: Mapping[Cell, int], contested: frozenset[Cell]) -> Ask:
-        return Ask(self.gang.queue, self.gang.priority, self.gang.submitted_at, usage, contested)
+        gang = self.gang
+        return Ask(
+            gang.queue, gang.priority, gang.submitted_at, usage, contested, borrows=gang.preemptible,
+            preempts=gang.preempts and patient_until(gang, self.queue) <= self.now,
+        )  # fmt: skip
 
     def _fits_now(self, assignment: Assignment, gone: Sequence[Running]) -> bool:
         """Tell whether it also fits beside those who are still there on their way out for others."""
@@ -228,6 +288,14 @@ class _Search:
             return self._no_flavor(wanted, resource)
         for cell in sorted(assignment.contested or assignment.usage):
             amount = assignment.usage.get(cell, 0)
+            if not self.gang.preemptible and self.node.borrows_with(cell, amount):
+                flavor, resource = cell
+                return why(
+                    Reason.WAITING_FOR_OWN_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
+                    wanted=format_quantity(resource, amount),
+                    used=format_quantity(resource, self.node.usage.get(cell, 0)),
+                    nominal=format_quantity(resource, self.node.quota(cell).nominal),
+                )  # fmt: skip
             available = self.node.available(cell)
             if amount > available:
                 flavor, resource = cell
@@ -267,6 +335,12 @@ class _Search:
             (f for f in group.flavors if self._suits(wanted, f)), key=lambda f: self.node.capacity((f, resource))
         )
         most = self.node.capacity((flavor, resource))
+        own = max(self.node.quota((f, resource)).nominal for f in group.flavors if self._suits(wanted, f))
+        if not self.gang.preemptible and own < amount <= most:
+            return why(
+                Reason.EXCEEDS_OWN_QUOTA, queue=self.gang.queue, resource=resource,
+                wanted=format_quantity(resource, amount), nominal=format_quantity(resource, own),
+            )  # fmt: skip
         if amount > most:
             return why(
                 Reason.EXCEEDS_MAX_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
@@ -279,6 +353,22 @@ class _Search:
             used=format_quantity(resource, self.node.usage.get((flavor, resource), 0)),
             nominal=format_quantity(resource, self.node.quota((flavor, resource)).nominal),
         )  # fmt: skip
+
+
+def _budget_why(victims: Sequence[Running], allowed: Mapping[str, int]) -> Why | None:
+    """Say which disruption budget forbids to take them all."""
+    needed: dict[str, int] = {}
+    for gang in victims:
+        for key, pods in gang.covered if not gang.evicting else ():
+            needed[key] = needed.get(key, 0) + pods
+            if needed[key] > allowed.get(key, 0):
+                return why(Reason.DISRUPTION_FORBIDDEN, budget=key, job=gang.name)
+    return None
+
+
+def clock(unix: float) -> str:
+    """Return a time of day for people."""
+    return datetime.fromtimestamp(unix, UTC).strftime("%H:%M:%S UTC")
 
 
 def _more_hopeful(one: tuple[Assignment, Why] | None, other: tuple[Assignment, Why]) -> tuple[Assignment, Why]:

@@ -1,32 +1,65 @@
 """Who gives way: the victims that make room for a gang which does not fit.
 
-Take candidates in order until the gang fits, then give back, from the last but one backwards, every one without
-whom it still fits. Whom a queue may take, and in which order, follows Kueue's rules (KEP-1337 preemption within
-cohorts, KEP-79, KEP-1714 fair sharing); the searches here are of one gang against one tree, and change nothing.
+Take candidates in order until the gang fits, then give back every one without whom it still fits. Whom a queue may
+take follows Kueue's rules (KEP-1337 preemption within cohorts, KEP-79, KEP-1714 fair sharing), as does the order of
+LOWEST_PRIORITY. LEAST_WORK_LOST tries several orders, keeps what costs least, and never loses more than that one
+(greedy weighted set cover with reverse deletion: Chvatal 1979, Williamson and Shmoys 2011, 1.2 and 7.1).
+
+The searches are of one gang against one tree, and leave it as they found it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial, reduce
+from typing import Protocol
 
 from queuectl.core.tree import Node, Share, Tree
 from queuectl.model.plan import Placement
-from queuectl.model.policy import Amounts, Cause, Cell, FairRule, Preemption, Reclaim, Within
+from queuectl.model.policy import Amounts, Cause, Cell, FairRule, Preemption, Reclaim, VictimChoice, Within
+from queuectl.model.work import NO_WORK, RESTART_SECONDS, Work
+
+SWAPS = 3  # of the dearest victims, whom it is tried to do without
+ROUNDS = 4  # of such tries, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A gang that holds room, as a candidate."""
+    """A gang that holds room, as a candidate. Times are Unix seconds."""
 
     uid: str
     queue: str
     priority: int
     submitted_at: float
-    admitted_at: float
+    admitted_at: float  # for the first time
     usage: Amounts = field(compare=False)
     placements: tuple[Placement, ...] = field(default=(), compare=False)
     evicting: bool = False  # on its way out already, still holding
     attempt: int = 0
+    name: str = ""  # namespace/name
+    gpus: int = 0
+    pods: int = 1
+    ready_at: float | None = None  # when all of its pods were; None: they have not been yet
+    saved_at: float | None = None  # of its last checkpoint, if one is known
+    preemptions: int = 0  # attempts of it that ended for somebody else
+    preemptible: bool = True
+    covered: tuple[tuple[str, int], ...] = ()  # disruption budget, how many of its pods it covers
+
+    @property
+    def works_since(self) -> float | None:
+        """From when on its work would be lost; None: nothing would."""
+        return None if self.evicting or self.ready_at is None else max(self.ready_at, self.saved_at or 0.0)
+
+    def lost(self, now: float) -> Work:
+        """Return the work that an eviction would lose."""
+        since = self.works_since
+        return NO_WORK if since is None else Work.of(self.gpus, self.pods, max(0, int(now - since)))
+
+    def price(self, now: float) -> Work:
+        """Return what an eviction counts for: what it loses, and a restart for each time it has given way before."""
+        if self.evicting:
+            return NO_WORK
+        return self.lost(now).plus(Work.of(self.gpus, self.pods, RESTART_SECONDS * self.preemptions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +71,8 @@ class Ask:
     submitted_at: float
     usage: Amounts
     contested: frozenset[Cell]
+    borrows: bool = True  # False: it must end within its queue's own quota
+    preempts: bool = True  # False: it may only have the room of those who are on their way out
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +81,36 @@ class Victim:
 
     gang: Running
     cause: Cause
+
+
+class Beside(Protocol):
+    """What must hold beside quotas with some gangs gone. All are there again at the end of a search."""
+
+    def take(self, gang: Running) -> None:
+        """Take a gang away."""
+
+    def put_back(self, gang: Running) -> None:
+        """Have it there again."""
+
+    def fits(self) -> bool:
+        """Tell whether it holds."""
+
+    def cheapest_first(self, gangs: Sequence[Running], price: Callable[[Running], Work]) -> list[Running]:
+        """Order gangs by what it costs to make a place, those together that make one."""
+
+
+class _Nothing:
+    def take(self, gang: Running) -> None:
+        pass
+
+    def put_back(self, gang: Running) -> None:
+        pass
+
+    def fits(self) -> bool:
+        return True
+
+    def cheapest_first(self, gangs: Sequence[Running], price: Callable[[Running], Work]) -> list[Running]:
+        return sorted(gangs, key=price)
 
 
 @dataclass(frozen=True)
@@ -57,15 +122,43 @@ class Field:
     rules: Mapping[str, Preemption]  # by queue
     fair: tuple[FairRule, ...] = ()  # none: fair sharing is off
     taken: Collection[str] = ()  # uids of those who are on their way out for somebody else
-    fits_beside: Callable[[Sequence[Running]], bool] = lambda _: True  # what else must hold with these gangs gone
+    beside: Beside = field(default_factory=_Nothing)
+    now: float = 0.0
+    budgets: Mapping[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted
+    blind: bool = False  # look at neither shields nor patience: who could give way at another time?
+    shielded: dict[str, Running] = field(default_factory=dict)  # who was passed over for a shield, filled in
 
     def candidates(self, queue: str, ask: "Ask", rule: Within | Reclaim) -> list[Running]:
         """Return who of a queue may be taken by the rule and uses what is contested."""
+        if rule in {Within.NEVER, Reclaim.NEVER}:
+            return []
         return [
             gang
             for gang in self.running.get(queue, ())
-            if gang.uid not in self.taken and _uses(gang, ask.contested) and _may_take(rule, gang, ask)
+            if gang.uid not in self.taken
+            and _uses(gang, ask.contested)
+            and _may_take(rule, gang, ask)
+            and self._is_open(gang, ask)
         ]
+
+    def protected_until(self, gang: Running) -> float | None:
+        """Return until when its queue lets the gang run at least; None when it has.
+
+        A gang that is still starting is protected as if it ran from now on; its start has a deadline.
+        """
+        rules = self.rules.get(gang.queue)
+        if rules is None or not rules.min_run_seconds or gang.evicting:
+            return None
+        until = (self.now if gang.ready_at is None else gang.ready_at) + rules.min_run_seconds
+        return until if until > self.now else None
+
+    def lost(self, victims: Iterable[Victim]) -> Work:
+        """Return what all of them lose."""
+        return reduce(Work.plus, (victim.gang.lost(self.now) for victim in victims), NO_WORK)
+
+    def price(self, gang: Running) -> Work:
+        """Return what an eviction of the gang counts for."""
+        return gang.price(self.now)
 
     @contextmanager
     def without(self, gangs: Iterable[Running]) -> Iterator[None]:
@@ -79,6 +172,17 @@ class Field:
             for gang in reversed(taken):
                 self.tree.add(gang.queue, gang.usage)
 
+    def _is_open(self, gang: Running, ask: Ask) -> bool:
+        """Tell whether nothing shields the gang; budgets are looked at when it is taken, for they count together."""
+        if gang.evicting or self.blind:
+            return gang.preemptible or gang.evicting
+        if not gang.preemptible or not ask.preempts:
+            return False
+        if self.protected_until(gang) is not None:
+            self.shielded[gang.uid] = gang
+            return False
+        return True
+
 
 def find_victims(world: Field, ask: Ask) -> list[Victim]:
     """Return a set of victims none of whom is needless, or none when no allowed set makes the gang fit."""
@@ -88,6 +192,177 @@ def find_victims(world: Field, ask: Ask) -> list[Victim]:
 def victim_order(gang: Running, queue: str) -> tuple[bool, bool, int, float, str]:
     """Order of taking: 1. evicting already 2. other queues 3. lower priority 4. admitted later 5. uid."""
     return (not gang.evicting, gang.queue == queue, gang.priority, -gang.admitted_at, gang.uid)
+
+
+class _Trial:
+    """Gangs taken out of the field for the time of a search."""
+
+    def __init__(self, world: Field, ask: Ask, *, borrowing: bool, counted: bool = False) -> None:
+        self._world = world
+        self._ask = ask
+        self._home = world.tree.nodes[ask.queue]
+        self._borrowing = borrowing and ask.borrows
+        self.counted = counted  # the newcomer is counted in the tree
+        self._left = {} if world.blind else dict(world.budgets)
+        self.taken: dict[str, Victim] = {}
+
+    def within_budgets(self, gang: Running) -> bool:
+        """Tell whether disruption budgets allow to take the gang as well."""
+        if gang.evicting or self._world.blind or all(self._left.get(key, 0) >= pods for key, pods in gang.covered):
+            return True
+        self._world.shielded[gang.uid] = gang
+        return False
+
+    def take(self, victim: Victim) -> None:
+        self.taken[victim.gang.uid] = victim
+        self._change(victim.gang, -1)
+
+    def put_back(self, victim: Victim) -> None:
+        del self.taken[victim.gang.uid]
+        self._change(victim.gang, +1)
+
+    def close(self) -> None:
+        for victim in reversed(list(self.taken.values())):
+            self.put_back(victim)
+
+    def fits_quota(self) -> bool:
+        tree, ask = self._world.tree, self._ask
+        if self.counted:
+            tree.remove(ask.queue, ask.usage)
+        fits = all(
+            amount <= self._home.available(cell) and (self._borrowing or not self._home.borrows_with(cell, amount))
+            for cell, amount in ask.usage.items()
+        )
+        if self.counted:
+            tree.add(ask.queue, ask.usage)
+        return fits
+
+    def fits(self) -> bool:
+        return self.fits_quota() and self._world.beside.fits()
+
+    def give_back(self, order: Sequence[Victim]) -> list[Victim]:
+        """Give back, in this order, everybody without whom it fits, several at once where that goes well.
+
+        Return who is needed, in the order of taking.
+        """
+        all_taken = list(self.taken)
+        at, size = 0, 1
+        while at < len(order):
+            some = order[at : at + size]
+            for victim in some:
+                self.put_back(victim)
+            if self.fits():
+                at, size = at + len(some), 2 * size
+                continue
+            for victim in some:
+                self.take(victim)
+            at, size = (at + 1, 1) if len(some) == 1 else (at, len(some) // 2)
+        return [self.taken[uid] for uid in all_taken if uid in self.taken]
+
+    def _change(self, gang: Running, sign: int) -> None:
+        world = self._world
+        (world.tree.add if sign > 0 else world.tree.remove)(gang.queue, gang.usage)
+        (world.beside.put_back if sign > 0 else world.beside.take)(gang)
+        if not gang.evicting:
+            for key, pods in gang.covered:
+                self._left[key] = self._left.get(key, 0) + sign * pods
+
+
+# The least work lost
+
+
+def _least_lost(
+    world: Field,
+    ask: Ask,
+    peers: list[Victim],
+    everybody: Sequence[Running],
+    search: Callable[[Sequence[Running]], list[Victim]],
+) -> list[Victim]:
+    """Return the cheapest set that searches find, at most as dear in real work as that of the peers' order.
+
+    ``search`` takes gangs in the order that it is given.
+    """
+    most = world.lost(peers)
+    best, best_key = peers, _cost(world, ask, peers, everybody)
+
+    def improved(order: Sequence[Running]) -> bool:
+        nonlocal best, best_key
+        found = search(order)
+        if not found or world.lost(found) > most:
+            return False
+        key = _cost(world, ask, found, everybody)
+        if key >= best_key:
+            return False
+        best, best_key = found, key
+        return True
+
+    orders = _orders(world, ask, everybody)
+    for order in orders:
+        improved(order)
+    for _ in range(ROUNDS):
+        dearest = sorted(best, key=lambda v: (world.price(v.gang), v.gang.uid), reverse=True)[:SWAPS]
+        if not any(
+            improved([gang for gang in order if gang.uid != victim.gang.uid])
+            for victim in dearest
+            if world.price(victim.gang) > NO_WORK
+            for order in orders
+        ):
+            break
+    return best
+
+
+def _orders(world: Field, ask: Ask, gangs: Sequence[Running]) -> list[list[Running]]:
+    """Return orders in which gangs may be taken: cheapest, cheapest for what they leave, and so by nodes."""
+
+    def portion(gang: Running) -> float:
+        """How much of what is contested the gang would leave."""
+        parts = (min(1.0, gang.usage.get(cell, 0) / amount) for cell, amount in ask.usage.items() if amount > 0)
+        return max(sum(parts), 1e-9)
+
+    def price(gang: Running) -> tuple[bool, Work, str]:
+        return (not gang.evicting, world.price(gang), gang.uid)
+
+    def rate(gang: Running) -> tuple[bool, float, float, str]:
+        cost, part = world.price(gang), portion(gang)
+        return (not gang.evicting, cost.gpu_seconds / part, cost.pod_seconds / part, gang.uid)
+
+    by_rate = sorted(gangs, key=rate)
+    return [by_rate, world.beside.cheapest_first(by_rate, world.price), sorted(gangs, key=price)]
+
+
+def _cost(world: Field, ask: Ask, victims: Sequence[Victim], everybody: Sequence[Running]) -> tuple[Work, int]:
+    """Return what a set of victims counts for, with those whom they take in turn when they come back; and their number.
+
+    A victim may come back at the cost of spared ones of its queue that rank lower. Looked at roughly, by amounts.
+    """
+    price = reduce(Work.plus, (world.price(victim.gang) for victim in victims), NO_WORK)
+    gone = {victim.gang.uid for victim in victims}
+    number = len(victims)
+    spared: dict[str, list[Running]] = {}
+    for gang in sorted(everybody, key=lambda gang: victim_order(gang, ask.queue)):
+        if gang.uid not in gone and not gang.evicting:
+            spared.setdefault(gang.queue, []).append(gang)
+    for victim in sorted(victims, key=lambda v: (-v.gang.priority, v.gang.submitted_at, v.gang.uid)):
+        again = victim.gang
+        rules = world.rules.get(again.queue)
+        if rules is None or again.evicting:
+            continue
+        back = Ask(again.queue, again.priority, again.submitted_at, again.usage, ask.contested)
+        missing = {cell: amount for cell, amount in again.usage.items() if cell in ask.contested}
+        lower = []
+        for gang in spared.get(again.queue, ()):
+            if _may_take(rules.within_queue, gang, back) and any(amount > 0 for amount in missing.values()):
+                lower.append(gang)
+                missing = {cell: amount - gang.usage.get(cell, 0) for cell, amount in missing.items()}
+        if lower and all(amount <= 0 for amount in missing.values()):
+            spared[again.queue] = [gang for gang in spared[again.queue] if gang not in lower]
+            price = reduce(Work.plus, (world.price(gang) for gang in lower), price)
+            number += len(lower)
+    return price, number
+
+
+def _dearest_first(world: Field, taken: Iterable[Victim]) -> list[Victim]:
+    return sorted(taken, key=lambda victim: (world.price(victim.gang), victim.gang.uid), reverse=True)
 
 
 # Without fair sharing
@@ -112,7 +387,9 @@ def _by_priority(world: Field, ask: Ask) -> list[Victim]:
     candidates = [c for group in groups for c in group if c.gang.evicting]
     candidates += [c for group in groups for c in group if not c.gang.evicting]
     under = all(node.usage.get(cell, 0) < node.quota(cell).nominal for cell in ask.contested)
-    if (not advantage and not others) or (not rules.borrow and not under):
+    if not ask.borrows:
+        searches = [False]
+    elif (not advantage and not others) or (not rules.borrow and not under):
         searches = [True]
     elif not rules.borrow and not advantage:
         searches = [False, True]
@@ -120,51 +397,52 @@ def _by_priority(world: Field, ask: Ask) -> list[Victim]:
         searches = [True, False]
     for borrowing in searches:
         victims = _search(world, ask, candidates, borrowing=borrowing)
-        if victims:
+        if not victims:
+            continue
+        if rules.victims is VictimChoice.LOWEST_PRIORITY:
             return victims
+        search = partial(_search_in_order, world, ask, {c.gang.uid: c for c in candidates}, borrowing)
+        return _least_lost(world, ask, victims, [candidate.gang for candidate in candidates], search)
     return []
 
 
-def _search(world: Field, ask: Ask, candidates: Sequence[_Candidate], *, borrowing: bool) -> list[Victim]:
-    taken: list[Victim] = []
-    tree = world.tree
+def _search_in_order(
+    world: Field,
+    ask: Ask,
+    of: Mapping[str, _Candidate],
+    borrowing: bool,  # noqa: FBT001 - for partial
+    order: Sequence[Running],
+) -> list[Victim]:
+    return _search(world, ask, [of[gang.uid] for gang in order], borrowing=borrowing, dearest_back=True)
+
+
+def _search(
+    world: Field, ask: Ask, candidates: Sequence[_Candidate], *, borrowing: bool, dearest_back: bool = False
+) -> list[Victim]:
+    """Take candidates in order until it fits, and give back the last, or the dearest, first."""
+    trial = _Trial(world, ask, borrowing=borrowing)
+    untried, step = 0, 1
     try:
         for candidate in candidates:
-            if not _still_allowed(tree, ask, candidate, borrowing=borrowing):
+            if not _still_allowed(world.tree, ask, candidate, borrowing=borrowing):
                 continue
-            taken.append(Victim(candidate.gang, candidate.cause))
-            tree.remove(candidate.gang.queue, candidate.gang.usage)
-            if _fits(world, ask, taken, borrowing=borrowing):
-                return _give_back(world, ask, taken, borrowing=borrowing)
-        return []
-    finally:
-        for victim in taken:
-            tree.add(victim.gang.queue, victim.gang.usage)
-
-
-def _give_back(world: Field, ask: Ask, taken: list[Victim], *, borrowing: bool) -> list[Victim]:
-    """Return the victims that are needed; the tree is left as it was found, without all that were taken."""
-    needed = list(taken)
-    back: list[Victim] = []
-    for victim in reversed(taken[:-1]):
-        world.tree.add(victim.gang.queue, victim.gang.usage)
-        needed.remove(victim)
-        if _fits(world, ask, needed, borrowing=borrowing):
-            back.append(victim)
+            if not trial.within_budgets(candidate.gang):
+                continue
+            trial.take(Victim(candidate.gang, candidate.cause))
+            untried += 1
+            if untried < step or not trial.fits_quota():
+                continue
+            if world.beside.fits():
+                break
+            # Who is taken too many is given back, so that it need not be looked at after each of them.
+            untried, step = 0, 2 * step if dearest_back else 1
         else:
-            needed.append(victim)
-            world.tree.remove(victim.gang.queue, victim.gang.usage)
-    for victim in back:
-        world.tree.remove(victim.gang.queue, victim.gang.usage)
-    return [victim for victim in taken if victim in needed]
-
-
-def _fits(world: Field, ask: Ask, taken: Sequence[Victim], *, borrowing: bool) -> bool:
-    node = world.tree.nodes[ask.queue]
-    for cell, amount in ask.usage.items():
-        if amount > node.available(cell) or (not borrowing and node.borrows_with(cell, amount)):
-            return False
-    return world.fits_beside([victim.gang for victim in taken])
+            if not untried or not trial.fits():
+                return []
+        taken = list(trial.taken.values())
+        return trial.give_back(_dearest_first(world, taken) if dearest_back else taken[-2::-1])
+    finally:
+        trial.close()
 
 
 def _still_allowed(tree: Tree, ask: Ask, candidate: _Candidate, *, borrowing: bool) -> bool:
@@ -247,49 +525,59 @@ def _may_borrow_over(rules: Preemption, gang: Running, ask: Ask) -> bool:
 
 
 def _by_share(world: Field, ask: Ask) -> list[Victim]:
-    tree = world.tree
+    tree, rules = world.tree, world.rules[ask.queue]
     candidates = {ask.queue: _own(world, ask)}
-    rule = world.rules[ask.queue].reclaim
-    if rule is not Reclaim.NEVER:
+    if rules.reclaim is not Reclaim.NEVER:
         root = tree.nodes[ask.queue].root
         for name in world.running:
             node = tree.nodes[name]
             if name != ask.queue and node.root is root and not node.within(ask.contested):
-                candidates[name] = world.candidates(name, ask, rule)
-    waiting = {
-        name: sorted(gangs, key=lambda g: victim_order(g, ask.queue)) for name, gangs in candidates.items() if gangs
-    }
-    tree.add(ask.queue, ask.usage)  # shares are those with the newcomer running
-    taken: list[Victim] = []
-    try:
-        fits = _FairSearch(world, ask, waiting, taken).run()
-    finally:
-        tree.remove(ask.queue, ask.usage)
-    try:
-        return _give_back(world, ask, taken, borrowing=True) if fits else []
-    finally:
-        for victim in taken:
-            tree.add(victim.gang.queue, victim.gang.usage)
+                candidates[name] = world.candidates(name, ask, rules.reclaim)
+    everybody = [gang for gangs in candidates.values() for gang in gangs]
+
+    def search(order: Sequence[Running]) -> list[Victim]:
+        waiting: dict[str, list[Running]] = {}
+        for gang in order:
+            waiting.setdefault(gang.queue, []).append(gang)
+        return _FairSearch(world, ask, {name: waiting[name] for name in candidates if name in waiting}).run()
+
+    victims = search(sorted(everybody, key=lambda gang: victim_order(gang, ask.queue)))
+    if not victims or rules.victims is VictimChoice.LOWEST_PRIORITY:
+        return victims
+    return _least_lost(world, ask, victims, everybody, search)
 
 
 class _FairSearch:
-    """Takes from the least fair queue first, as long as its rules allow; victims go to ``taken``."""
+    """Takes from the least fair queue first, as long as its rules allow, and of a queue in the given order."""
 
-    def __init__(self, world: Field, ask: Ask, waiting: dict[str, list[Running]], taken: list[Victim]) -> None:
+    def __init__(self, world: Field, ask: Ask, waiting: dict[str, list[Running]]) -> None:
         self.world = world
         self.ask = ask
         self.home = world.tree.nodes[ask.queue]
         self.path = set(self.home.ancestors())
         self.waiting = waiting
-        self.taken = taken
+        self.trial = _Trial(world, ask, borrowing=True, counted=True)
         self.done: set[Node] = set()  # nodes that have no more candidates
 
-    def run(self) -> bool:
+    def run(self) -> list[Victim]:
+        """Return the victims, or none; the last are given back first, for the first were the least fair's."""
+        tree, ask = self.world.tree, self.ask
+        tree.add(ask.queue, ask.usage)  # shares are those with the newcomer running
+        try:
+            return self.trial.give_back(list(self.trial.taken.values())[-2::-1]) if self._first() else []
+        finally:
+            self.trial.close()
+            tree.remove(ask.queue, ask.usage)
+
+    def _first(self) -> bool:
         first, *more = self.world.fair
         entitled = self.home.within(self.ask.contested)
         refused: dict[str, list[Running]] = {}
         for node in self._targets():
             gangs = self.waiting[node.name]
+            if not self.trial.within_budgets(gangs[0]):
+                gangs.pop(0)
+                continue
             if node is self.home or entitled:
                 if self._take(gangs.pop(0), Cause.QUEUE if node is self.home else Cause.RECLAIM):
                     return True
@@ -297,6 +585,8 @@ class _FairSearch:
             mine, theirs = self._shares(node)
             while gangs:
                 gang = gangs.pop(0)
+                if not self.trial.within_budgets(gang):
+                    continue
                 if self._allows(first, mine, theirs, node, gang):
                     if self._take(gang, Cause.FAIR_SHARE):
                         return True
@@ -310,7 +600,7 @@ class _FairSearch:
         for node in self._targets():
             mine, theirs = self._shares(node)
             gang = self.waiting[node.name].pop(0)
-            if mine.key < theirs.key and self._take(gang, Cause.FAIR_SHARE):
+            if mine.key < theirs.key and self.trial.within_budgets(gang) and self._take(gang, Cause.FAIR_SHARE):
                 return True
             self.done.add(node)
         return False
@@ -369,13 +659,8 @@ class _FairSearch:
             return mine.key <= self._shares(node)[1].key
 
     def _take(self, gang: Running, cause: Cause) -> bool:
-        tree, ask = self.world.tree, self.ask
-        tree.remove(gang.queue, gang.usage)
-        self.taken.append(Victim(gang, cause))
-        tree.remove(ask.queue, ask.usage)
-        fits = _fits(self.world, ask, self.taken, borrowing=True)
-        tree.add(ask.queue, ask.usage)
-        return fits
+        self.trial.take(Victim(gang, cause))
+        return self.trial.fits()
 
 
 def _below(node: Node, meet: Node) -> Node:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
+from queuectl.core.backlog import Backlog
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
 from queuectl.core.limits import Held, requested
@@ -12,7 +13,7 @@ from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
 from queuectl.model.objects import Flavor, Gang, Queue
 from queuectl.model.plan import Admission
-from queuectl.model.policy import FairRule, Preemption
+from queuectl.model.policy import Amounts, FairRule, Preemption
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,13 @@ class Snapshot:
 
     queues: Mapping[str, Queue]
     flavors: Mapping[str, Flavor]
-    waiting: Sequence[Gang]
+    waiting: Backlog
     fleet: Fleet | None  # None: quota alone decides
     tree: Tree
     later: Tree
     running: Mapping[str, Sequence[Running]] = field(default_factory=dict)  # by queue; who may be taken
     broken_queues: Mapping[str, str] = field(default_factory=dict)  # queue → what is wrong with its spec
+    budgets: Mapping[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted now
     policy: Policy = Policy()
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # their labels
     held: Held = field(default_factory=Held)
@@ -53,6 +55,12 @@ class Snapshot:
         """Return a snapshot in which gangs can be assumed."""
         fleet = self.fleet.snapshot() if self.fleet else None
         return replace(self, fleet=fleet, tree=self.tree.copy(), later=self.later.copy(), held=self.held.copy())
+
+    def fits_later(self, gang: Gang, usage: Amounts) -> bool:
+        """Tell whether the gang's queue may use that much more, without borrowing if the gang does not."""
+        node = self.later.nodes[gang.queue]
+        borrows = any(node.borrows_with(cell, amount) for cell, amount in usage.items())
+        return self.later.fits(gang.queue, usage) and (gang.preemptible or not borrows)
 
     def assume(self, gang: Gang, admission: Admission, victims: Iterable[Running] = ()) -> None:
         """Count a gang as reserved, or as waiting for its victims' room, for the rest of the cycle."""

@@ -15,11 +15,13 @@ from queuectl.kube.names import (
     FINALIZER,
     GATE,
     INDEX_LABEL,
+    PREEMPTIBLE,
     ROLE_LABEL,
     SUBMITTED_BY,
     WORKLOAD_LABEL,
 )
 from queuectl.model.objects import (
+    Budget,
     Constraints,
     Flavor,
     Gang,
@@ -28,6 +30,7 @@ from queuectl.model.objects import (
     Node,
     NodeTerm,
     Pod,
+    PriorityClass,
     Queue,
     QueueOrder,
     Requirement,
@@ -217,18 +220,55 @@ def _number(text: str | None) -> int:
 # Priority classes
 
 
-class _PriorityClass(msgspec.Struct):
+class _PriorityClass(msgspec.Struct, rename="camel"):
     metadata: _Meta
     value: int = 0
+    preemption_policy: str = ""
 
 
 _decode_priority_class = msgspec.json.Decoder(_PriorityClass).decode
 
 
-def priority_class(raw: Bytes) -> Item[tuple[str, int]]:
-    """Decode a PriorityClass to its name and value."""
+def priority_class(raw: Bytes) -> Item[PriorityClass]:
+    """Decode a PriorityClass."""
     seen = _decode_priority_class(raw)
-    return Item(seen.metadata.name, seen.metadata.resource_version, (seen.metadata.name, seen.value))
+    value = PriorityClass(
+        seen.metadata.name,
+        seen.value,
+        preemptible=seen.metadata.annotations.get(PREEMPTIBLE) != "false",
+        preempts=seen.preemption_policy != "Never",
+    )
+    return Item(seen.metadata.name, seen.metadata.resource_version, value)
+
+
+# Disruption budgets
+
+
+class _BudgetSpec(msgspec.Struct):
+    selector: dict[str, Any] | None = None
+
+
+class _BudgetStatus(msgspec.Struct, rename="camel"):
+    disruptions_allowed: int = 0
+    observed_generation: int = 0
+
+
+class _Budget(msgspec.Struct):
+    metadata: _Meta
+    spec: _BudgetSpec = msgspec.field(default_factory=_BudgetSpec)
+    status: _BudgetStatus = msgspec.field(default_factory=_BudgetStatus)
+
+
+_decode_budget = msgspec.json.Decoder(_Budget).decode
+
+
+def budget(raw: Bytes) -> Item[Budget]:
+    """Decode a PodDisruptionBudget; one whose status is of an older spec allows nothing."""
+    seen = _decode_budget(raw)
+    meta, status = seen.metadata, seen.status
+    allowed = status.disruptions_allowed if status.observed_generation >= meta.generation else 0
+    value = Budget(meta.namespace, meta.name, _selector(seen.spec.selector), allowed)
+    return Item(meta.key, meta.resource_version, value)
 
 
 # Namespaces

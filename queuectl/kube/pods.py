@@ -50,6 +50,18 @@ def nodes_of(attempt: Attempt) -> dict[PodKey, tuple[str, str]]:
     return result
 
 
+def labels(job: Job, attempt: Attempt, role: str) -> dict[str, str]:
+    """Return the labels that all pods of a role have."""
+    metadata = (job.templates.get(role) or {}).get("metadata") or {}
+    return (metadata.get("labels") or {}) | {
+        WORKLOAD_LABEL: job.gang.uid,
+        ATTEMPT_LABEL: str(attempt.number),
+        ROLE_LABEL: role,
+        JOB_LABEL: job.gang.name,
+        QUEUE_LABEL: job.gang.queue,
+    }
+
+
 def manifests(job: Job, attempt: Attempt, priority: int, flavors: Mapping[str, Flavor]) -> dict[PodKey, Manifest]:
     """Return the gang's pods by role and index, gated."""
     result: dict[PodKey, Manifest] = {}
@@ -66,15 +78,7 @@ def manifests(job: Job, attempt: Attempt, priority: int, flavors: Mapping[str, F
                 "name": name,
                 "namespace": job.gang.namespace,
                 "annotations": metadata.get("annotations") or {},
-                "labels": (metadata.get("labels") or {})
-                | {
-                    WORKLOAD_LABEL: job.gang.uid,
-                    ATTEMPT_LABEL: str(attempt.number),
-                    ROLE_LABEL: role,
-                    INDEX_LABEL: str(index),
-                    JOB_LABEL: job.gang.name,
-                    QUEUE_LABEL: job.gang.queue,
-                },
+                "labels": labels(job, attempt, role) | {INDEX_LABEL: str(index)},
                 "ownerReferences": [
                     {
                         "apiVersion": API_VERSION,

@@ -92,6 +92,7 @@ class Attempt:
     end: End | None = None
     quota: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (flavor, resource) → amount charged
     holds: bool = True  # False: its room is only promised to it, others are still there
+    saved_at: float | None = None  # Unix seconds of its last checkpoint, when one is known
     victims: tuple[tuple[str, int], ...] = ()  # uid, attempt of those it still waits for
     claimed: bool = False  # its own room was promised to another
 
@@ -112,5 +113,8 @@ class Workload:
     failures: int = 0  # attempts that ended charged
     late_starts: int = 0  # attempts that ended late, since the last that ran
     not_before: float = 0.0
+    preemptions: int = 0  # attempts that ended for somebody else
+    first_admitted_at: float | None = None  # Unix seconds; a requeue keeps it
+    requeued_at: float | None = None  # Unix seconds
     last_end: End | None = None
     finished_at: float | None = None

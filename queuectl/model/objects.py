@@ -83,6 +83,8 @@ class Gang:
     gpu_models: tuple[str, ...] = ()
     user: str = ""  # who submitted it, as the API server says
     preemptible: bool = True  # False: nobody takes from it, and it does not borrow
+    preempts: bool = True  # False: it takes from nobody
+    waits_since: float | None = None  # Unix seconds of its latest requeue; None: its submission
     hold: bool = False
     not_before: float = 0.0  # Unix seconds; a requeued gang backs off until then
     last_end: str = ""  # why the attempt before ended
@@ -90,7 +92,7 @@ class Gang:
     @cached_property
     def shape(self) -> tuple[object, ...]:
         """Gangs of one shape fit or fail alike."""
-        return (self.queue, self.gpu_models, self.roles)
+        return (self.queue, self.gpu_models, self.roles, self.preemptible, self.preempts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,31 @@ class Node:
     allocatable: Mapping[str, int] = field(default_factory=dict)
     unschedulable: bool = False
     ready: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClass:
+    """What a PriorityClass means for the jobs that name it."""
+
+    name: str
+    value: int
+    preemptible: bool = True  # False: nobody takes from its jobs
+    preempts: bool = True  # False: its jobs take from nobody
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A PodDisruptionBudget: of the pods that it covers, ``allowed`` may be evicted now."""
+
+    namespace: str
+    name: str
+    selector: tuple[Requirement, ...] | None  # None covers nothing
+    allowed: int
+
+    @property
+    def key(self) -> str:
+        """Namespace and name."""
+        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """What the core decides. Nothing else leaves it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from queuectl.model.policy import Cause, Cell
-from queuectl.model.reasons import Why
+from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import total
+from queuectl.model.work import NO_WORK, Work
+
+NAMED = 10  # victims that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,42 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class Eviction:
+    """Who gives way, why it may be taken, and what it loses."""
+
+    uid: str
+    cause: Cause
+    name: str = ""  # namespace/name
+    queue: str = ""
+    priority: int = 0
+    lost: Work = NO_WORK
+    since: float | None = None  # Unix seconds of its last checkpoint or start; None: it had not started
+
+    def __str__(self) -> str:
+        """Return who it is and what it loses."""
+        return f"{self.name} (queue {self.queue}, priority {self.priority}, loses {self.lost})"
+
+
+@dataclass(frozen=True, slots=True)
 class Preempt:
     """Evict the victims, and hold this place, theirs included, for the gang until they are gone."""
 
     admission: Admission
-    victims: tuple[tuple[str, Cause], ...]  # workload uid, why it may be taken
+    victims: tuple[Eviction, ...]
+
+    @property
+    def why(self) -> Why:
+        """Why the gang waits then."""
+        return waiting_for(self.victims)
+
+
+def waiting_for(victims: Sequence[Eviction]) -> Why:
+    """Say whom a gang waits for; the first ``NAMED`` by name."""
+    told = [str(victim) for victim in victims[:NAMED]]
+    if len(victims) > NAMED:
+        told.append(f"and {len(victims) - NAMED} more")
+    names = f": {'; '.join(told)}" if told else ""
+    return why(Reason.WAITING_FOR_VICTIMS, count=len(victims), victims=names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +84,4 @@ class Plan:
     preemptions: tuple[Preempt, ...] = ()
     waits: Mapping[str, Why] = field(default_factory=dict)  # uid → why it waits
     positions: Mapping[str, int] = field(default_factory=dict)  # uid → place in its queue, from 1
-    wake_at: float | None = None  # Unix seconds at which a back-off ends and planning is due again
+    wake_at: float | None = None  # Unix seconds at which planning is due again, for a time limit ends

@@ -39,14 +39,29 @@ class Reason(Enum):
         "Only {found} of {need} pods of role {role} fit on the {nodes} nodes of flavor {flavor} that they may use:"
         " short of {short}."
     )
-    WAITING_FOR_VICTIMS = "Room is promised to it; waiting for {count} preempted jobs to stop."
+    WAITING_FOR_OWN_QUOTA = (
+        "It is not preemptible and so does not borrow: it asks for {wanted} {resource} in flavor {flavor}, and of queue"
+        " {queue}'s own {nominal}, {used} are in use."
+    )
+    EXCEEDS_OWN_QUOTA = (
+        "Can never fit: it is not preemptible and so does not borrow; it asks for {wanted} {resource} and queue {queue}"
+        " owns {nominal}."
+    )
+    WAITING_BEFORE_PREEMPTION = (
+        "Others could give way to it; queue {queue} lets its jobs wait {seconds} s before that, this one until {until}."
+    )
+    VICTIMS_PROTECTED = (
+        "{job} could give way to it; queue {queue} lets its jobs run at least {seconds} s, this one until {until}."
+    )
+    DISRUPTION_FORBIDDEN = "{job} could give way to it, but PodDisruptionBudget {budget} does not allow it now."
+    WAITING_FOR_VICTIMS = "Room is promised to it; waiting for {count} preempted jobs to stop{victims}."
     WAITING_FOR_VICTIMS_OF_OTHERS = "Room for it is still used by preempted jobs that have not stopped yet."
     # starting and running
     ADMITTED = "Capacity for {pods} pods is reserved on {nodes} nodes; they are being created."
     STARTING = "All {pods} pods were ungated together and are being bound."
     RUNNING = "All {pods} pods are ready."
     # given back
-    PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}."
+    PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
     PODS_READY_TIMEOUT = "{ready} of {pods} pods were ready {seconds} s after the start."
     PODS_REFUSED = "The API server refused pod {pod}: {problem}"
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."

@@ -11,7 +11,7 @@ from queuectl.core.lifecycle import BackOff, deadline
 from queuectl.core.snapshot import Policy
 from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
 from queuectl.model.plan import Admission
-from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.reasons import Why
 from queuectl.simulate.accounts import Accounts, OverbookedError
 from queuectl.simulate.cluster import Cluster
 from queuectl.simulate.form import EventForm, JobForm, Scenario
@@ -208,6 +208,7 @@ class Clockwork:
 
     def _cycle(self) -> None:
         self._plan_again = False
+        self._save()
         cycle = turn.prepare(self.world)
         self.accounts.observe(cycle)
         decided = turn.decide(self.world, cycle, self.now)
@@ -222,6 +223,13 @@ class Clockwork:
         self._plan_again = turn.plan_again(self.world, decided.plan, ())
         self.world.plan = decided.plan
 
+    def _save(self) -> None:
+        """Take in the checkpoints that running jobs have made since the last cycle."""
+        for uid, attempt in list(self.world.attempts.items()):
+            every = self.cluster.checkpoints(uid)
+            if every and attempt.state is AttemptState.RUNNING and attempt.running_at is not None:
+                self.world.saved(uid, attempt.running_at + (self.now - attempt.running_at) // every * every)
+
     def _claim(self, attempt: Attempt, ends: Mapping[str, End]) -> None:
         victims = [self.world.attempts[uid] for uid in ends]
         self.accounts.begin(attempt, self.world.workloads[attempt.uid].queue, victims)
@@ -231,7 +239,7 @@ class Clockwork:
             self.world.evicted(victim.uid, ends[victim.uid])
             self._steps[victim.uid] = None
         self.world.admitted(attempt)
-        self._log(attempt.uid, "Promised", why(Reason.WAITING_FOR_VICTIMS, count=len(victims)))
+        self._log(attempt.uid, "Promised", self._state(self.world.workloads[attempt.uid]).why, "WaitingForVictims")
 
     def _attempt(self, admission: Admission, generation: int, victims: Mapping[str, End] | None = None) -> Attempt:
         """Return an attempt as the ledger would begin it."""
@@ -297,7 +305,7 @@ class Clockwork:
         uid = workload.uid
         attempt = self.world.attempts.get(uid)
         wait = self.world.problem(uid) or self.world.plan.waits.get(uid)
-        cause = status.reason(workload, attempt, wait)
+        cause = status.reason(workload, attempt, wait, self.world.leaving(attempt) if attempt else ())
         pods = self.world.pods.get((uid, attempt.number), {}).values() if attempt else ()
         return State(status.phase(workload, attempt), cause.code, str(cause), sum(pod.ready for pod in pods))
 

@@ -127,6 +127,10 @@ class Cluster:
         if run is not None:
             self._later(run, succeed)
 
+    def checkpoints(self, uid: str) -> float | None:
+        """Return how often a job saves its work."""
+        return self._forms[uid].checkpoints
+
     def _create(self, attempt: Attempt) -> Move:
         job = self.jobs[attempt.uid]
         for role, index in nodes_of(attempt):

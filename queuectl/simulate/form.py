@@ -114,9 +114,11 @@ class JobForm(Asks):
     user: Text = ""
     queue: Name
     priority: Int32 | None = None
+    preemptible: StrictBool | None = None
     roles: list[RoleForm] | None = Field(None, min_length=1)
     gpu_models: list[StrictStr] | None = Field(None, min_length=1)
     run: Seconds | None = None
+    checkpoints: Annotated[Seconds, Field(gt=0)] | None = None
     start_seconds: Seconds = 0.0
     grace: Seconds = 0.0
     hold: StrictBool | None = None
@@ -145,7 +147,7 @@ class JobForm(Asks):
         """Return one of the jobs as an object."""
         roles = [{**role.role(role.name), "mustSucceed": role.must_succeed} for role in self.roles or ()]
         passed = {
-            "queue", "priority", "hold", "start_deadline_seconds", "backoff_limit", "max_run_seconds",
+            "queue", "priority", "preemptible", "hold", "start_deadline_seconds", "backoff_limit", "max_run_seconds",
         }  # fmt: skip
         spec = self.model_dump(by_alias=True, exclude_none=True, include=passed)
         spec["roles"] = roles or [self.role("worker")]

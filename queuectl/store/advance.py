@@ -158,11 +158,16 @@ async def _free(connection: AsyncConnection, ended: Mapping[AttemptKey, Held], n
                 "not_before": end.not_before if again else 0.0,
                 "charged": int(end.charged),
                 "late": int(end.late),
+                "preempted": int(end.why.reason is Reason.PREEMPTED),
                 "last_end": end_to_json(end),
             }
         )
-    given = rowset(rows, uid=Text, state=Text, not_before=Float(53), charged=Integer, late=Integer, last_end=JSONB)
+    given = rowset(
+        rows, uid=Text, state=Text, not_before=Float(53), charged=Integer, late=Integer, preempted=Integer,
+        last_end=JSONB,
+    )  # fmt: skip
     finished = given.c.state == WorkloadState.FINISHED.value
+    at = literal(now, tables.UnixTime)
     await connection.execute(
         update(w)
         .values(
@@ -170,8 +175,10 @@ async def _free(connection: AsyncConnection, ended: Mapping[AttemptKey, Held], n
             not_before=func.to_timestamp(given.c.not_before),
             failures=w.c.failures + given.c.charged,
             late_starts=w.c.late_starts + given.c.late,
+            preemptions=w.c.preemptions + given.c.preempted,
+            requeued_at=at,
             last_end=given.c.last_end,
-            finished_at=case((finished, literal(now, tables.UnixTime)), else_=None),
+            finished_at=case((finished, at), else_=None),
         )
         .where(w.c.uid == given.c.uid)
     )

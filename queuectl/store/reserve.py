@@ -103,7 +103,7 @@ class _Candidate:
 
     @property
     def victims(self) -> list[str]:
-        return [uid for uid, _ in self.preempt.victims] if self.preempt else []
+        return [victim.uid for victim in self.preempt.victims] if self.preempt else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,16 @@ class _Gang:
     charged: tuple[str, ...]
     number: int
     placements: tuple[Placement, ...]
-    claims: bool
+    preempt: Preempt | None  # given when it is to wait for its room
     victims: tuple[AttemptKey, ...]
 
     @property
     def key(self) -> AttemptKey:
         return self.admission.uid, self.number
+
+    @property
+    def claims(self) -> bool:
+        return self.preempt is not None
 
     @property
     def state(self) -> AttemptState:
@@ -141,8 +145,8 @@ class _Gang:
         )
 
     def event(self) -> Event:
-        if self.claims:
-            reason = why(Reason.WAITING_FOR_VICTIMS, count=len(self.victims))
+        if self.preempt is not None:
+            reason = self.preempt.why
         else:
             pods = sum(place.pods for place in self.placements)
             reason = why(Reason.ADMITTED, pods=pods, nodes=len({place.node for place in self.placements}))
@@ -313,7 +317,7 @@ def _gang(request: Request, candidate: _Candidate, row: RowMapping, victims: tup
         charged=_charged(request, row["queue"]),
         number=row["attempt"] + 1,
         placements=_merged(candidate.admission.placements),
-        claims=candidate.preempt is not None,
+        preempt=candidate.preempt,
         victims=victims,
     )
 
@@ -384,7 +388,11 @@ async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequ
     now, epoch = literal(request.now, tables.UnixTime), literal(request.epoch, BigInteger)
     moved = await connection.execute(
         update(w)
-        .values(state=WorkloadState.ACTIVE.value, attempt=gangs.c.number)
+        .values(
+            state=WorkloadState.ACTIVE.value,
+            attempt=gangs.c.number,
+            first_admitted_at=func.coalesce(w.c.first_admitted_at, now),
+        )
         .where(w.c.uid == gangs.c.uid, w.c.state == WorkloadState.QUEUED.value, w.c.attempt == gangs.c.number - 1)
     )
     if moved.rowcount != len(made):

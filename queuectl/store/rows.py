@@ -88,6 +88,9 @@ def workload_from_row(row: RowMapping) -> Workload:
         failures=row["failures"],
         late_starts=row["late_starts"],
         not_before=row["not_before"],
+        preemptions=row["preemptions"],
+        first_admitted_at=row["first_admitted_at"],
+        requeued_at=row["requeued_at"],
         last_end=end_from_json(row["last_end"]),
         finished_at=row["finished_at"],
     )

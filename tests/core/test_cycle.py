@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from queuectl.core import cycle
-from queuectl.core.cycle import pending_key, plan
+from queuectl.core.backlog import pending_key
+from queuectl.core.cycle import plan
+from queuectl.core.fleet import Base
 from queuectl.core.nominate import nominate
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Gang, Node, Queue
@@ -205,7 +207,7 @@ FLAVORS = {
 
 def admit(view: Snapshot, job: Gang) -> Admission | Why:
     """Return what the gang alone would get."""
-    entry = nominate(view, frozenset(), job)
+    entry = nominate(view, frozenset(), job, 0.0)
     return entry.wait or entry.admission()
 
 
@@ -308,5 +310,5 @@ def test_the_snapshot_is_not_used_up() -> None:
     first = plan(view, NOW)
     assert not any(node.usage for node in view.tree.nodes.values())
     assert view.fleet
-    assert view.fleet.free()[:, 0].sum() == 16
+    assert view.fleet.matrix(Base.FREE)[:, 0].sum() == 16
     assert plan(view, NOW) == first

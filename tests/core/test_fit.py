@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from queuectl.core import fit
 from queuectl.core.fit import exceeds_cluster
-from queuectl.core.fleet import AMOUNT_LIMIT, Fleet
+from queuectl.core.fleet import AMOUNT_LIMIT, Base, Fleet
 from queuectl.model.objects import Flavor, Gang, Role, Taint
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why
@@ -148,10 +148,10 @@ def test_a_flavor_limits_the_nodes() -> None:
 
 def test_placing_changes_nothing() -> None:
     nodes = used(a=0, b=3)
-    before = nodes.free().tolist(), nodes.allocatable().tolist()
+    before = nodes.matrix(Base.FREE).tolist(), nodes.matrix(Base.ALLOCATABLE).tolist()
     assert not isinstance(place(nodes, gang("g", role(pods=2, gpu=4)).roles, {"worker": ANY}), Why)
     assert isinstance(place(nodes, gang("g", role(pods=4, gpu=4)).roles, {"worker": ANY}), Why)
-    assert (nodes.free().tolist(), nodes.allocatable().tolist()) == before
+    assert (nodes.matrix(Base.FREE).tolist(), nodes.matrix(Base.ALLOCATABLE).tolist()) == before
 
 
 def test_many_wild_pods_of_others_do_not_overflow_a_node() -> None:

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from queuectl.core import fleet as fleets
-from queuectl.core.fleet import Fleet
+from queuectl.core.fleet import Base, Fleet
 from queuectl.model.objects import Constraints, Flavor, Node, Place, Taint
 from tests.support.builders import GPU, Requests, flavor, fleet, node, requests, role
 
@@ -76,8 +76,8 @@ def test_a_snapshot_reserves_for_itself() -> None:
     one = fleet([node("a")])
     copy = one.snapshot()
     copy.reserve("a", EIGHT, 1)
-    assert one.free().max() == 2**40
-    assert (one.free() - copy.free()).sum() == 9
+    assert one.matrix(Base.FREE).max() == 2**40
+    assert (one.matrix(Base.FREE) - copy.matrix(Base.FREE)).sum() == 9
     assert one.place("a", ANY, PLAIN, EIGHT) is Place.GOOD
 
 
@@ -86,7 +86,7 @@ def test_a_snapshot_may_reserve_what_no_node_has() -> None:
     one.snapshot().reserve("b", FOUR, 1)
     assert one.columns(FOUR) is None
     one.use("b", FOUR, +1)
-    assert one.free().sum() == 8
+    assert one.matrix(Base.FREE).sum() == 8
     assert one.node_names() == ["a"]
 
 
@@ -203,7 +203,7 @@ class FleetMachine(RuleBasedStateMachine):
     @staticmethod
     def seen(one: Fleet) -> list[tuple[str, dict[str, int], bool, bool]]:
         """Return what planning reads, by node in order of name."""
-        free, result = one.free(), []
+        free, result = one.matrix(Base.FREE), []
         masks = [one.mask(ANY, constraints) for constraints in (PLAIN, PICKY)]
         for row in one.by_name():
             if not masks[0][row]:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from queuectl.core.cycle import pending_key
+from queuectl.core.backlog import pending_key
 from queuectl.model.lifecycle import Attempt, AttemptState, End, WorkloadState
 from queuectl.model.objects import QueueOrder
 from queuectl.model.policy import Within

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queuectl.core.cycle import plan
+from queuectl.core.fleet import Base
 from queuectl.core.nodes import eligible
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Gang, Node, NodeTerm, Queue, QueueOrder, Role, Taint, Toleration
@@ -199,16 +200,20 @@ def test_every_gang_starts_or_is_told_why_not(world: World) -> None:
     for job in world.gangs:
         if job.hold or job.not_before > NOW or job.queue not in {one.name for one in world.queues}:
             assert decided.waits[job.uid].reason in {Reason.HELD, Reason.BACK_OFF, Reason.QUEUE_NOT_FOUND}
-    assert decided.wake_at == min((one.not_before for one in world.gangs if one.not_before > NOW), default=None)
+    ends = (one.not_before for one in world.gangs if one.not_before > NOW and not one.hold)
+    assert decided.wake_at == min(ends, default=None)
 
 
 @given(worlds(), st.randoms(use_true_random=False))
 def test_the_same_world_gives_the_same_plan(world: World, order: random.Random) -> None:
     view = world.snapshot()
     assert view.fleet
-    free, used = view.fleet.free().tolist(), {name: dict(node.usage) for name, node in view.tree.nodes.items()}
+    free, used = (
+        view.fleet.matrix(Base.FREE).tolist(),
+        {name: dict(node.usage) for name, node in view.tree.nodes.items()},
+    )
     decided = plan(view, NOW)
-    assert view.fleet.free().tolist() == free
+    assert view.fleet.matrix(Base.FREE).tolist() == free
     assert {name: node.usage for name, node in view.tree.nodes.items()} == used
     assert plan(view, NOW) == decided
     assert plan(world.snapshot(order), NOW) == decided

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from queuectl.core.backlog import Backlog
 from queuectl.core.cycle import plan
 from queuectl.core.preemption import Ask, Field, Running, find_victims
 from queuectl.core.snapshot import Policy, Snapshot
@@ -20,6 +21,7 @@ from queuectl.model.policy import (
     Quota,
     Reclaim,
     Stop,
+    VictimChoice,
     Within,
 )
 
@@ -76,7 +78,7 @@ def _cycle(case: Case) -> dict[str, Any]:
     snapshot = Snapshot(
         queues=queues,
         flavors={name: Flavor(name) for name in case["flavors"]},
-        waiting=waiting,
+        waiting=Backlog(waiting),
         fleet=None,
         tree=tree,
         later=tree.copy(),
@@ -90,9 +92,7 @@ def _cycle(case: Case) -> dict[str, Any]:
             a.uid: {role: {"count": count, "flavors": dict(a.flavors[role])} for role, count in a.pods.items()}
             for a in decided.admissions
         },
-        "preempt": {
-            uid: _cause(names[uid], cause) for preempt in decided.preemptions for uid, cause in preempt.victims
-        },
+        "preempt": {v.uid: _cause(names[v.uid], v.cause) for preempt in decided.preemptions for v in preempt.victims},
         "pending": sorted(decided.waits),
     }
 
@@ -128,6 +128,7 @@ def _queues(case: Case) -> dict[str, Queue]:
                 Reclaim(policy["reclaimInCohort"]),
                 borrow=borrow is not None,
                 borrow_max_priority=(borrow or {}).get("maxPriority"),
+                victims=VictimChoice.LOWEST_PRIORITY,
             ),
             FlavorChoice(
                 _STOP[policy["whenCanBorrow"]],

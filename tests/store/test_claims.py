@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Step, WorkloadState
-from queuectl.model.plan import Preempt
+from queuectl.model.plan import Eviction, Preempt
 from queuectl.model.policy import Cause
 from queuectl.store import tables
 from tests.store.scene import DELETED, GPU, PREEMPTED, REQUEUE, SUCCEEDED, UP, Scene, admission
@@ -20,7 +20,7 @@ GONE = (AttemptState.ENDING, AttemptState.ENDED)
 def preemption(
     uid: str, *victims: str, ends: Mapping[str, End] | None = None, **gpus: int
 ) -> tuple[Preempt, int, dict[str, End]]:
-    causes = tuple((victim, Cause.QUEUE) for victim in victims)
+    causes = tuple(Eviction(victim, Cause.QUEUE) for victim in victims)
     given = dict.fromkeys(victims, PREEMPTED) if ends is None else dict(ends)
     return Preempt(admission(uid, **gpus)[0], causes), 7, given
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, WorkloadState
-from queuectl.model.plan import Admission, Placement, Preempt
+from queuectl.model.plan import Admission, Eviction, Placement, Preempt
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, why
 from queuectl.store import tables
@@ -151,7 +151,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 admissions=[(_admission(uid, places), 1) for uid, places in wanted],
                 preemptions=[
                     (
-                        Preempt(_admission(uid, places), tuple((victim, Cause.QUEUE) for victim in victims)),
+                        Preempt(_admission(uid, places), tuple(Eviction(victim, Cause.QUEUE) for victim in victims)),
                         1,
                         dict.fromkeys(victims, REQUEUE),
                     )

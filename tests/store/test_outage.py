@@ -11,7 +11,7 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from queuectl.model.lifecycle import AttemptState, Move
-from queuectl.model.plan import Preempt
+from queuectl.model.plan import Eviction, Preempt
 from queuectl.model.policy import Cause
 from queuectl.store import engine as store_engine
 from queuectl.store import migrate
@@ -52,7 +52,7 @@ async def test_a_lost_commit_of_a_cycle_is_looked_up(cut_scene: tuple[Proxy, Sce
 async def test_a_lost_commit_of_a_preemption_is_looked_up(cut_scene: tuple[Proxy, Scene], cut: Cut) -> None:
     proxy, scene = cut_scene
     await scene.admit(admission("w1", n1=8))
-    preempt = Preempt(admission("w2", n1=8)[0], (("w1", Cause.QUEUE),))
+    preempt = Preempt(admission("w2", n1=8)[0], (Eviction("w1", Cause.QUEUE),))
     proxy.cut = cut
     result = await scene.cycle(preemptions=[(preempt, 1, {"w1": PREEMPTED})])
     assert proxy.cuts == 1

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from queuectl.core.backlog import Backlog
 from queuectl.core.fleet import Fleet
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import Tree
@@ -137,7 +138,7 @@ def snapshot(
     return Snapshot(
         queues=known,
         flavors={one.name: one for one in ([flavor()] if flavors is None else flavors)},
-        waiting=list(waiting),
+        waiting=Backlog(waiting),
         fleet=nodes if isinstance(nodes, Fleet) else fleet(nodes),
         tree=tree,
         later=tree.copy(),

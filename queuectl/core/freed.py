@@ -1,0 +1,151 @@
+"""What gangs would leave if they went: room on nodes, and quota beside those who are on their way out for others."""
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+
+from queuectl.core import fit
+from queuectl.core.fleet import Mask, Matrix, Part
+from queuectl.core.preemption import Running
+from queuectl.core.snapshot import Snapshot
+from queuectl.model.objects import Flavor, Role
+from queuectl.model.policy import Amounts
+from queuectl.model.work import NO_WORK, Work
+
+
+class Freed:
+    """Tells whether a gang's roles fit once others are gone; each that goes or comes back costs its own size."""
+
+    def __init__(
+        self, snapshot: Snapshot, queue: str, usage: Amounts, roles: Sequence[Role], flavors: Mapping[str, Flavor]
+    ) -> None:
+        """Look at a snapshot, which must not change meanwhile. ``flavors``: by role, the one it goes to."""
+        self._tree = snapshot.tree
+        self._fleet = snapshot.fleet
+        self._queue = queue
+        self._usage = usage
+        self._roles = roles
+        self._flavors = flavors
+        self._room = snapshot.fleet.free() if snapshot.fleet else None
+        self._parts: dict[str, list[Part]] = {}
+
+    def take(self, gang: Running) -> None:
+        """Take a gang away."""
+        self._tree.remove(gang.queue, gang.usage)
+        if self._room is not None:
+            for row, columns, amounts in self._parts_of(gang):
+                self._room.use(row, columns, -amounts)
+
+    def put_back(self, gang: Running) -> None:
+        """Have it there again."""
+        self._tree.add(gang.queue, gang.usage)
+        if self._room is not None:
+            for row, columns, amounts in self._parts_of(gang):
+                self._room.use(row, columns, amounts)
+
+    def fits(self) -> bool:
+        """Tell whether quota and nodes hold the roles."""
+        if not self._tree.fits(self._queue, self._usage):
+            return False
+        return (
+            self._fleet is None or self._room is None or fit.holds(self._fleet, self._room, self._roles, self._flavors)
+        )
+
+    def cheapest_first(self, gangs: Sequence[Running], price: Callable[[Running], Work]) -> list[Running]:
+        """Order gangs so that those come first who together leave another place for a pod at the lowest price.
+
+        A place is one of the largest role. What a gang leaves on other nodes, and that it costs nothing there any
+        more, counts from then on. Those who are not needed for any place come last, in the given order.
+        """
+        if self._fleet is None or self._room is None:
+            return list(gangs)
+        role = min(self._roles, key=fit.largest_first)
+        wanted = self._fleet.columns(role.requests)
+        if wanted is None:
+            return list(gangs)
+        flavor = self._flavors[role.name]
+        may = self._fleet.mask(flavor, role.constraints)
+        missing = role.pods - self._room.total(flavor, role.constraints, role.requests)
+        parts = {gang.uid: self._parts_of(gang) for gang in gangs}
+        first = _Places(self._room.matrix(), may, wanted, gangs, parts=parts, price=price).cheapest(missing)
+        return [*first.values(), *(gang for gang in gangs if gang.uid not in first)]
+
+    def _parts_of(self, gang: Running) -> list[Part]:
+        parts = self._parts.get(gang.uid)
+        if parts is None:
+            parts = self._parts[gang.uid] = self._fleet.parts(gang.placements) if self._fleet else []
+        return parts
+
+
+class _Places:
+    """Makes places for pods of one role, each time the cheapest per pod."""
+
+    def __init__(
+        self,
+        free: Matrix,
+        may: Mask,
+        wanted: tuple[list[int], Matrix],
+        gangs: Sequence[Running],
+        *,
+        parts: Mapping[str, list[Part]],
+        price: Callable[[Running], Work],
+    ) -> None:
+        self._free = free
+        self._columns, self._amounts = wanted
+        self._parts = parts
+        self._price = price
+        self._gone: dict[str, Running] = {}
+        self._on: dict[int, list[Running]] = {}  # by row
+        for gang in gangs:
+            for row in sorted({row for row, _, _ in parts[gang.uid] if may[row]}):
+                self._on.setdefault(row, []).append(gang)
+
+    def cheapest(self, missing: int) -> dict[str, Running]:
+        """Return who leaves so many places for pods, in order; fewer if there are not so many."""
+        offers = {row: offer for row in self._on for offer in [self._offer(row)] if offer}
+        heap = [(offer[0], row) for row, offer in offers.items()]
+        heapq.heapify(heap)
+        while heap and missing > 0:
+            cost, row = heapq.heappop(heap)
+            if row not in offers or offers[row][0] != cost:
+                continue  # there has been another offer since
+            _, gained, some = offers[row]
+            missing -= gained
+            for at in self._remove(some, row):
+                offer = self._offer(at)
+                offers.pop(at, None)
+                if offer is not None:
+                    offers[at] = offer
+                    heapq.heappush(heap, (offer[0], at))
+        return self._gone
+
+    def _offer(self, row: int) -> tuple[Work, int, list[Running]] | None:
+        """Return the price per pod of further pods on the node, how many, and who has to go for them."""
+        before, kept, cost = self._pods(row), self._free[row].copy(), NO_WORK
+        some: list[Running] = []
+        gained = 0
+        for gang in self._on[row]:
+            if gang.uid in self._gone:
+                continue
+            some.append(gang)
+            cost = cost.plus(self._price(gang))
+            for at, columns, amounts in self._parts[gang.uid]:
+                if at == row:
+                    self._free[row, columns] += amounts
+            gained = self._pods(row) - before
+            if gained > 0:
+                break
+        self._free[row] = kept
+        return (Work(*(part // gained for part in cost)), gained, some) if gained > 0 else None
+
+    def _remove(self, gangs: Sequence[Running], row: int) -> list[int]:
+        """Let gangs go, and return the rows where that changes something."""
+        touched = {row}
+        for gang in gangs:
+            self._gone[gang.uid] = gang
+            for at, columns, amounts in self._parts[gang.uid]:
+                self._free[at, columns] += amounts
+                touched.add(at)
+        return sorted(touched & self._on.keys())
+
+    def _pods(self, row: int) -> int:
+        return max(0, int((self._free[row, self._columns] // self._amounts).min()))
