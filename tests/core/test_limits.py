@@ -159,3 +159,17 @@ def test_one_that_fits_passes_a_thousand_different_ones_that_do_not() -> None:
     decided = plan(snapshot([*unfitting, gang("small", role(gpu=1), seq=1000)], nodes=[node("n")]), 0)
     assert started(decided) == ["small"]
     assert len(decided.waits) == 1000
+
+
+def test_limits_may_come_and_go_while_jobs_wait() -> None:
+    jobs = [asking(f"{user}{i}", 16, user=user, seq=i) for i in range(3) for user in ("ann", "bob")]
+    seen = replace(view(*jobs, queues=queue()), fleet=None)
+    assert len(plan(seen, 0).admissions) == 6
+    one_each = replace(seen, queues={"q": limited(per_user=Cap(max_running=1))})
+    decided = plan(one_each, 0)
+    assert started(decided) == ["ann0", "bob0"]
+    assert {uid: wait.code for uid, wait in decided.waits.items()} == dict.fromkeys(
+        ["ann1", "bob1", "ann2", "bob2"], "MaxRunningReached"
+    )
+    seen.waiting.update([], gone=["ann0", "bob1"])
+    assert len(plan(seen, 0).admissions) == 4
