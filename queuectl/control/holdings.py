@@ -24,6 +24,8 @@ class Holdings:
         self._held: dict[str, tuple[str, Attempt]] = {}  # workload uid → queue, attempt
         self._sizes: dict[str, tuple[int, int]] = {}  # workload uid → GPUs, pods
         self._idle: dict[str, Idle] = {}  # what of their room is free for the claims already
+        self._candidates: dict[str, Running] = {}  # attempts as they were last looked at, by workload uid
+        self.versions: dict[str, int] = {}  # changes of what queues hold, by the root of their tree
 
     def plant(self, queues: Mapping[str, Queue], broken: Collection[str]) -> None:
         """Build the trees anew, for queues have changed. A queue that is gone keeps what its attempts hold."""
@@ -50,6 +52,7 @@ class Holdings:
         """Count an attempt as it is now: a claim has become a reservation, or somebody has claimed its room."""
         queue, before = self._held[attempt.uid]
         self._held[attempt.uid] = (queue, attempt)
+        self._changed(attempt.uid)
         if attempt.holds and not before.holds:
             self._drop_idle(attempt.uid)
             self._change(queue, attempt, +1, now=True, later=False)
@@ -60,6 +63,7 @@ class Holdings:
         """Stop counting an attempt that has ended."""
         if uid in self.claims:
             self._drop_idle(uid)
+        self._changed(uid)
         queue, attempt = self._held.pop(uid)
         del self._sizes[uid]
         self._change(queue, attempt, -1, now=attempt.holds, later=not attempt.claimed)
@@ -81,14 +85,15 @@ class Holdings:
         ``covered``: disruption budgets, and how many pods of the attempt each covers.
         """
         result: dict[str, list[Running]] = {}
-        for queue, attempt in self._held.values():
+        for uid, (queue, attempt) in self._held.items():
             if attempt.claimed or not attempt.holds:
                 continue
-            workload, (gpus, pods) = workloads[attempt.uid], self._sizes[attempt.uid]
-            first = workload.first_admitted_at
-            result.setdefault(queue, []).append(
-                Running(
-                    uid=attempt.uid,
+            candidate = self._candidates.get(uid)
+            if candidate is None:
+                workload, (gpus, pods) = workloads[uid], self._sizes[uid]
+                first = workload.first_admitted_at
+                candidate = self._candidates[uid] = Running(
+                    uid=uid,
                     queue=queue,
                     priority=workload.priority,
                     submitted_at=workload.submitted_at,
@@ -106,8 +111,23 @@ class Holdings:
                     preemptible=preemptible(attempt),
                     covered=covered(attempt),
                 )
-            )
+            result.setdefault(queue, []).append(candidate)
         return result
+
+    def look_again(self, uids: Iterable[str] | None = None) -> None:
+        """Take in that other attempts, of these workloads or of all, may be preemptible or covered by budgets."""
+        for uid in list(self._held) if uids is None else uids:
+            self._changed(uid)
+
+    def _changed(self, uid: str) -> None:
+        self._candidates.pop(uid, None)
+        if uid in self._held:
+            self._moved(self._held[uid][0])
+
+    def _moved(self, queue: str) -> None:
+        if queue in self.later.nodes:
+            root = self.later.nodes[queue].root.name
+            self.versions[root] = self.versions.get(root, 0) + 1
 
     def used(self, queue: str, cell: Cell) -> int:
         """Return what is in use of a queue's quota now, by itself and what its children borrow of it."""
@@ -163,3 +183,4 @@ class Holdings:
             if queue not in tree.nodes:
                 tree.grow(queue)
             (tree.add if sign > 0 else tree.remove)(queue, amounts)
+        self._moved(queue)

@@ -81,6 +81,7 @@ class World:
         self._back_off = back_off
         self._replant = True
         self.waiting = Backlog()
+        self._version = 0  # of what queues, flavors and nodes are
         self._stale: set[str] = set()  # workloads that wait, or that wait no more, unlike what the backlog says
 
     # What informers tell
@@ -94,6 +95,7 @@ class World:
             return  # a heartbeat
         else:
             self.fleet.set_node(new)
+        self._version += 1
         name = (new or old).name  # type: ignore[union-attr]  # one of both is given
         self.changes.nodes.add(name)
         self.touched |= self._on_node.get(name, set())
@@ -125,6 +127,7 @@ class World:
         elif old is not None:
             self.queues.pop(old.name, None)
         self.changes.queues.add((new or old).name)  # type: ignore[union-attr]
+        self._version += 1
         self._replant = True
 
     def on_flavor(self, old: Flavor | None, new: Flavor | None) -> None:
@@ -136,6 +139,7 @@ class World:
         if new == old:
             return
         self.fleet.forget_masks()
+        self._version += 1
         self.touched |= self.attempts.keys()
         name = (new or old).name  # type: ignore[union-attr]
         self.changes.queues |= {queue.name for queue in self.queues.values() if any(f == name for f, _ in queue.quotas)}
@@ -157,6 +161,7 @@ class World:
             self.budgets.pop(old.key, None)
         less = old is None or (new is not None and new.selector == old.selector and new.allowed <= old.allowed)
         self.changes.budgets = self.changes.budgets or not less
+        self.holdings.look_again()
 
     def on_priority_class(self, old: PriorityClass | None, new: PriorityClass | None) -> None:
         """Take in a changed PriorityClass."""
@@ -168,6 +173,7 @@ class World:
         concerned = {uid for uid, job in self.jobs.items() if job.priority_class == name}
         self.changes.submissions |= concerned
         self._stale |= concerned
+        self.holdings.look_again(concerned)
 
     def on_job(self, old: Job | None, new: Job | None) -> None:
         """Take in a changed TrainingJob."""
@@ -182,6 +188,7 @@ class World:
         if old is None or new is None or old.generation != new.generation or old.deleting != new.deleting:
             self.changes.submissions.add(uid)
             self.restated.add(uid)
+            self.holdings.look_again((uid,))
 
     # What the ledger says
 
@@ -302,6 +309,8 @@ class World:
             tree=self.holdings.now,
             later=self.holdings.later,
             running=self.holdings.running(self.workloads, self._preemptible, self._covered),
+            version=self._version,
+            versions=dict(self.holdings.versions),
             broken_queues=broken,
             budgets=self._allowances(),
             policy=self.policy,

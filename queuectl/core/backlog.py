@@ -29,6 +29,7 @@ class Group:
     """Gangs of one queue and one shape, in order; also of one user and namespace, where these matter to the queue."""
 
     gangs: list[Gang] = field(default_factory=list)
+    known: tuple[str, object, Why] | None = None  # its first, in which state of things, why that could not be had
 
 
 @dataclass(eq=False, slots=True)

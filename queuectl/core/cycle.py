@@ -60,6 +60,8 @@ class _Cycle:
     behind: dict[str, tuple[PendingKey, Why]] = field(default_factory=dict)  # StrictFIFO queue → its head
     wakes: list[float] = field(default_factory=list)  # when time limits end that keep somebody waiting
     walks: dict[str, Walk] = field(default_factory=dict)
+    roots: dict[str, Node] = field(default_factory=dict)  # of queues' trees
+    moved: set[str] = field(default_factory=set)  # roots of trees in which something was settled
     heads: "_Heads" = field(init=False)
     room: int = field(default_factory=lambda: MAX_PLACEMENTS)
 
@@ -98,11 +100,26 @@ class _Cycle:
             if (group, True) in self.failed and self._is_patient(gang):
                 self.wakes.append(patient_until(gang, self.snapshot.queues[queue]))
                 continue
+            state = self._state(queue)
+            if state is not None and group.known is not None and group.known[:2] == (gang.uid, state):
+                self._fail(gang, group, group.known[2])
+                continue
             entry = nominate(self.snapshot, self.taken, gang, self.now)
             if entry.wait is None or self.snapshot.policy.one_head:
                 self.heads.push(_Head(entry, group))
                 return
-            self._fail(entry, entry.wait, group)
+            group.known = (gang.uid, state, entry.wait) if entry.by_quota else None
+            self._fail(gang, group, entry.wait, entry.wake_at)
+
+    def _state(self, queue: str) -> object:
+        """Return what tells a state of the queue's tree from others; None in the middle of a change."""
+        root = self.roots.get(queue)
+        if root is None:
+            root = self.roots[queue] = self.snapshot.later.nodes[queue].root
+        versions = self.snapshot.versions
+        if versions is None or root.name in self.moved:
+            return None
+        return (self.snapshot.version, root.name, versions.get(root.name, 0))
 
     def _is_patient(self, gang: Gang) -> bool:
         return patient_until(gang, self.snapshot.queues[gang.queue]) > self.now
@@ -115,14 +132,14 @@ class _Cycle:
             return be_patient(gang, self.snapshot.queues[gang.queue])
         return wait
 
-    def _fail(self, entry: Entry, wait: Why, group: Group) -> None:
-        patient = self._is_patient(entry.gang)
+    def _fail(self, gang: Gang, group: Group, wait: Why, wake_at: float | None = None) -> None:
+        patient = self._is_patient(gang)
         self.failed[group, patient] = wait
         if not patient:  # those behind it can do no more than it
-            self.walks[entry.gang.queue].drop(group)
-        if entry.wake_at is not None:
-            self.wakes.append(entry.wake_at)
-        self._tell(entry.gang, wait)
+            self.walks[gang.queue].drop(group)
+        if wake_at is not None:
+            self.wakes.append(wake_at)
+        self._tell(gang, wait)
 
     def _settle(self, head: _Head) -> None:
         entry, gang = head.entry, head.entry.gang
@@ -132,7 +149,7 @@ class _Cycle:
                 return
             entry = nominate(self.snapshot, self.taken, gang, self.now)
         if entry.wait is not None:
-            self._fail(entry, entry.wait, head.group)
+            self._fail(gang, head.group, entry.wait, entry.wake_at)
             self._keep_for(entry)
             return
         if len(entry.placements) > self.room and self.admissions:
@@ -143,6 +160,9 @@ class _Cycle:
         admission = entry.admission()
         victims = [victim.gang for victim in entry.victims]
         self.snapshot.assume(gang, admission, victims)
+        self.moved |= {
+            self.snapshot.later.nodes[queue].root.name for queue in (gang.queue, *(v.queue for v in victims))
+        }
         if not victims:
             self.admissions.append(admission)
             return

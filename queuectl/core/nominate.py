@@ -29,6 +29,7 @@ class Entry:
     victims: tuple[Victim, ...] = ()
     wait: Why | None = None  # set when it can't be had
     wake_at: float | None = None  # Unix seconds at which a time limit ends that keeps it waiting
+    by_quota: bool = False  # it waits, and as long as nothing changes in its tree of queues or of nodes' sizes
 
     @property
     def fits(self) -> bool:
@@ -63,7 +64,7 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float)
         return Entry(gang, gang.roles, Assignment(), wait=over(most))
     search = _Search(snapshot, taken, gang, now)
     full = search.entry(roles(least))
-    if full.wait is None:
+    if full.wait is None or not most:
         return full
     low, high, best = least + 1, most, full
     while low <= high:
@@ -73,7 +74,7 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float)
             best, high = entry, cut - 1
         else:
             low = cut + 1
-    return best
+    return replace(best, by_quota=False)
 
 
 def patient_until(gang: Gang, queue: Queue) -> float:
@@ -130,7 +131,8 @@ class _Search:
             if exceeds is not None and short is not None:
                 return Entry(self.gang, roles, short[0], wait=short[1])  # another flavor's nodes are merely in use
             wait = exceeds or wait
-        return Entry(self.gang, roles, assignment, wait=wait)
+        by_quota = short is None and assignment.mode in {Mode.NEVER, Mode.NOBODY}
+        return Entry(self.gang, roles, assignment, wait=wait, by_quota=by_quota)
 
     def _preempting(self, roles: tuple[Role, ...], tried: Sequence[Assignment]) -> Entry | None:
         """Return the first that can be had by preemption, now or, if only time keeps it from that, later."""

@@ -45,6 +45,10 @@ class Snapshot:
     policy: Policy = Policy()
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # their labels
     held: Held = field(default_factory=Held)
+    # Counts changes of what queues, flavors and nodes are, and by the root of its tree, of what queues hold. With
+    # these, what is known of waiting gangs from the cycle before is used again where nothing has changed.
+    version: int = 0
+    versions: Mapping[str, int] | None = None
 
     @cached_property
     def rules(self) -> dict[str, Preemption]:

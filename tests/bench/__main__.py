@@ -27,13 +27,14 @@ def main(arguments: list[str] | None = None) -> None:
         if not options.json:
             typer.echo(f"\n{shown.gangs_table(summary)}")
     if options.only != "gangs":
-        found = []
-        for size in decisions.measure(options.sizes, options.events):
-            _say(f"decided: {size.nodes} nodes, {size.gangs} waiting")
-            found.append(shown.decisions_figures(size))
-        result["decisions"] = found
-        if not options.json:
-            typer.echo(f"\n{shown.decisions_table(found)}")
+        for name, shapes in _shapes(len(options.sizes)).items():
+            found = []
+            for size in decisions.measure(options.sizes, options.events, shapes):
+                _say(f"decided, {name}: {size.nodes} nodes, {size.gangs} waiting")
+                found.append(shown.decisions_figures(size))
+            result[f"decisions, {name}"] = found
+            if not options.json:
+                typer.echo(f"\n{name}\n{shown.decisions_table(found)}")
     if options.json:
         typer.echo(json.dumps(result, indent=2))
 
@@ -45,6 +46,15 @@ def _runs(load: Load, connections: list[int], rounds: int) -> Iterator[gangs.Run
             run = asyncio.run(gangs.by_bare_client(load, kind) if kind else gangs.by_controller(load))
             _say(f"round {number} of {rounds}, {run.kind}: {load.total} pods running in {run.all_running:.2f} s")
             yield run
+
+
+def _shapes(sizes: int) -> dict[str, list[decisions.Shape]]:
+    cohorts = decisions.COHORTS[-sizes:]
+    return {
+        "separate queues": [decisions.Shape()] * sizes,
+        "cohorts": [decisions.Shape(queues, cohorts) for queues, cohorts in cohorts],
+        "cohorts, fair sharing": [decisions.Shape(queues, cohorts, fair=True) for queues, cohorts in cohorts],
+    }
 
 
 def _say(line: str) -> None:

@@ -112,11 +112,13 @@ def decisions_figures(found: Decisions) -> dict[str, float]:
     whole = [a + b for a, b in zip(found.snapshots, found.cycles, strict=True)]
     return {
         "nodes": found.nodes,
+        "queues": found.queues,
         "waiting": found.gangs,
         "running": found.running,
         "cold plan, ms": 1000 * found.cold,
         "cold in all, ms": 1000 * (found.cold + found.cold_snapshot),
         "events": len(found.cycles),
+        "victims": found.preempted,
         "plan p50, ms": 1000 * percentile(found.cycles, 50),
         "plan p99, ms": 1000 * percentile(found.cycles, 99),
         "in all p50, ms": 1000 * percentile(whole, 50),

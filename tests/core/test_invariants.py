@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from queuectl.core.backlog import pending_key
+from queuectl.core.backlog import Backlog, pending_key
+from queuectl.core.cycle import plan
 from queuectl.model.lifecycle import Attempt, AttemptState, End, WorkloadState
 from queuectl.model.objects import QueueOrder
 from queuectl.model.policy import Within
@@ -35,9 +37,16 @@ class Watched(Clockwork):
         for uid in self.world.attempts.keys() - before.keys():
             self._assert_it_passed_nobody(uid)
             self.used[self.world.workloads[uid].queue].update(self.world.attempts[uid].quota)
+        self._assert_what_is_known_is_true()
         for queue, cells in self.taken:
             own = self.world.queues[queue].nominal
             assert any(self.used[queue][cell] > own.get(cell, 0) for cell in cells), f"{queue} uses only what it owns"
+
+    def _assert_what_is_known_is_true(self) -> None:
+        """What a cycle takes over from the one before is what it would find out by itself."""
+        snapshot = self.world.snapshot()
+        anew = replace(snapshot, waiting=Backlog(snapshot.waiting), versions=None)
+        assert plan(snapshot, self.now) == plan(anew, self.now)
 
     def _assert_it_passed_nobody(self, uid: str) -> None:
         """Of a strict queue, only those who can't start whatever ends are passed."""
