@@ -148,6 +148,7 @@ class Manager:
             ),
             Informer(self._client, "/apis/policy/v1/poddisruptionbudgets", decode.budget, told(world.on_budget)),
             Informer(self._client, f"{API}/resourceflavors", decode.flavor, told(world.on_flavor)),
+            Informer(self._client, "/api/v1/namespaces", decode.namespace, told(world.on_namespace)),
             Informer(self._client, f"{API}/queues", decode.queue, told(world.on_queue)),
             Informer(self._client, "/api/v1/nodes", decode.node, told(world.on_node)),
             Informer(self._client, jobs_path(), decode.job, told(world.on_job)),

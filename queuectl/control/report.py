@@ -1,19 +1,21 @@
 """What people see: statuses of jobs and queues, and events. Writes are merged, bounded and never decide anything.
 
-Changes of a job's phase go out at once. What merely drifts (a position in the queue, a shortage's numbers) is
-written slowly, oldest first, so that writes do not grow with the backlog.
+Changes of a job's phase go out at once. What merely drifts (a shortage's numbers) is written slowly, so that writes do
+not grow with the backlog. A position far down the line is told to within a tenth: an admission that moves everybody up
+by one costs a few writes.
 """
 
 import asyncio
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 
 import structlog
 
 from queuectl.control import status
 from queuectl.control.world import World
+from queuectl.core.limits import stopped
 from queuectl.core.tree import broken_queues
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.names import API_VERSION
@@ -21,7 +23,7 @@ from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import AttemptState, Move, WorkloadState
 from queuectl.model.objects import Job, Queue
 from queuectl.model.plan import Plan
-from queuectl.model.reasons import Why
+from queuectl.model.reasons import Reason, Why, why
 
 WRITERS = 4
 DRIFT_SECONDS = 0.05  # between two writes of drifting statuses
@@ -37,12 +39,20 @@ log = structlog.get_logger()
 class Reporter:
     """Writes statuses and events of one leader's term."""
 
-    def __init__(self, world: World, writer: Writer, identity: str, now: Callable[[], float]) -> None:
-        """Prepare; ``run`` starts the writing."""
+    def __init__(
+        self,
+        world: World,
+        writer: Writer,
+        identity: str,
+        now: Callable[[], float],
+        pause: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(DRIFT_SECONDS),
+    ) -> None:
+        """Prepare; ``run`` starts the writing. ``pause`` comes before each write of what merely drifts."""
         self._world = world
         self._writer = writer
         self._identity = identity
         self._now = now
+        self._pause = pause
         self._urgent: dict[str, None] = {}  # insertion order: the oldest first
         self._drifting: dict[str, None] = {}
         self._review: Iterator[str] = iter(())  # of those that wait, after each plan
@@ -141,7 +151,7 @@ class Reporter:
 
     async def _write_drifting(self) -> None:
         while True:
-            await asyncio.sleep(DRIFT_SECONDS)
+            await self._pause()
             uid = self._drifted()
             if uid is not None:
                 self._drifting.pop(uid, None)
@@ -161,7 +171,7 @@ class Reporter:
                 self._review = iter(self._world.waiting.uids())
             elif uid not in self._busy and uid not in self._urgent:
                 job = self._world.jobs.get(uid)
-                if job is not None and uid in self._world.workloads and self._wanted(job) != job.status:
+                if job is not None and uid in self._world.workloads and not self._is_told(job):
                     return uid
         return None
 
@@ -193,13 +203,16 @@ class Reporter:
 
     async def _write(self, job: Job) -> Job:
         wanted = self._wanted(job)
-        if wanted == job.status:
+        if status.says(job.status, wanted):
             return job
         written = await self._writer.patch_job_status(job, wanted)
         known = self._world.jobs.get(job.gang.uid)
         if known is not None and int(known.resource_version) < int(written.resource_version):
             self._world.jobs[job.gang.uid] = written
         return written
+
+    def _is_told(self, job: Job) -> bool:
+        return status.says(job.status, self._wanted(job))
 
     def _wanted(self, job: Job) -> status.Status:
         uid = job.gang.uid
@@ -255,10 +268,16 @@ class Reporter:
                     pending=waiting[name],
                     running=active[name],
                     used=self._world.holdings.used,
-                    problem=broken.get(name) or self._missing_flavors(queue),
+                    problem=self._problem(queue, broken.get(name, "")),
                     now=self._now(),
                 ),
             )
+
+    def _problem(self, queue: Queue, broken: str) -> Why | None:
+        problem = broken or self._missing_flavors(queue)
+        if problem:
+            return why(Reason.MISCONFIGURED, field=f"queue {queue.name}", problem=problem)
+        return stopped(self._world.queues, queue.name)
 
     def _missing_flavors(self, queue: Queue) -> str:
         missing = sorted({flavor for flavor, _ in queue.quotas} - self._world.flavors.keys())

@@ -4,7 +4,7 @@ Informers tell it of changes; the engine tells it what the ledger has committed.
 what has changed since the last look, so that a cycle costs what changed and not what exists.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from queuectl.control.budgets import Budgets
@@ -12,14 +12,28 @@ from queuectl.control.holdings import Holdings
 from queuectl.core.backlog import Backlog
 from queuectl.core.fleet import Fleet
 from queuectl.core.lifecycle import BackOff, PodKey, View, deadline
+from queuectl.core.limits import Held, limited
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload, WorkloadState
-from queuectl.model.objects import Budget, Constraints, Flavor, Gang, Job, Node, Place, Pod, PriorityClass, Queue
+from queuectl.model.objects import (
+    Budget,
+    Constraints,
+    Flavor,
+    Gang,
+    Job,
+    Namespace,
+    Node,
+    Place,
+    Pod,
+    PriorityClass,
+    Queue,
+)
 from queuectl.model.plan import Eviction, Plan
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.resources import times, total
 from queuectl.model.work import Work
 
 AttemptKey = tuple[str, int]  # workload uid, number
@@ -47,6 +61,7 @@ class World:
         self.fleet = Fleet()
         self.queues: dict[str, Queue] = {}
         self.flavors: dict[str, Flavor] = {}
+        self.namespaces: dict[str, Mapping[str, str]] = {}  # their labels
         self.priorities: dict[str, PriorityClass] = {}
         self.budgets = Budgets()
         self.jobs: dict[str, Job] = {}
@@ -129,6 +144,15 @@ class World:
         self.touched |= self.attempts.keys()
         name = (new or old).name  # type: ignore[union-attr]
         self.changes.queues |= {queue.name for queue in self.queues.values() if any(f == name for f, _ in queue.quotas)}
+
+    def on_namespace(self, old: Namespace | None, new: Namespace | None) -> None:
+        """Take in a changed namespace."""
+        if new is not None:
+            self.namespaces[new.name] = new.labels
+        elif old is not None:
+            self.namespaces.pop(old.name, None)
+        if new != old:
+            self.changes.queues |= {queue.name for queue in self.queues.values() if queue.namespaces is not None}
 
     def on_budget(self, old: Budget | None, new: Budget | None) -> None:
         """Take in a changed PodDisruptionBudget."""
@@ -294,6 +318,8 @@ class World:
             budgets=self.budgets.allowed(self._leaving()),
             past=self.history.past(now),
             policy=self.policy,
+            namespaces=self.namespaces,
+            held=self._held(),
         )
 
     def _waits(self, uid: str) -> bool:
@@ -454,6 +480,17 @@ class World:
     def _crowd(self, node: str) -> None:
         self.changes.nodes.add(node)
         self.touched |= self._on_node.get(node, set())
+
+    def _held(self) -> Held:
+        """Count what jobs hold, or are promised, of queues with limits."""
+        held, those = Held(), {name for name, queue in self.queues.items() if limited(queue)}
+        for uid, attempt in self.attempts.items() if those else ():
+            workload, job = self.workloads[uid], self.jobs.get(uid)
+            if workload.queue in those:
+                user = job.gang.user if job else ""
+                amounts = total(times(dict(p.requests), p.pods) for p in attempt.placements)
+                held.add(self.queues[workload.queue], workload.namespace, user, amounts)
+        return held
 
     def _places(self, attempt: Attempt) -> dict[str, Place]:
         job = self.jobs.get(attempt.uid)

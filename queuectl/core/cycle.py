@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
 from queuectl.core.flavors import Mode
+from queuectl.core.limits import OVER_A_LIMIT, not_for, particular, stopped
 from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
 from queuectl.core.preemption import Field, Running, Victim, there
 from queuectl.core.snapshot import Snapshot
@@ -19,9 +20,9 @@ from queuectl.model.reasons import Reason, Why, why
 MAX_ADMISSIONS = 500  # of one transaction
 MAX_PLACEMENTS = 10_000  # of one transaction; a single gang may have more
 
-# The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it.
-# Nodes come and go by themselves, so a gang that is too big for today's nodes keeps its place.
-_HOPELESS = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA}
+# The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it, or it
+# waits for others of its own user. Nodes come and go by themselves, so one too big for today's nodes keeps its place.
+_PASSED = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, *OVER_A_LIMIT}
 
 
 def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
@@ -69,6 +70,7 @@ class _Cycle:
     def run(self) -> Plan:
         backlog = self.snapshot.waiting
         backlog.wake(self.now)
+        backlog.tell_apart({name for name, queue in self.snapshot.queues.items() if particular(queue)})
         self.heads = _FairHeads(self.snapshot) if self.snapshot.policy.fair_sharing else _Heads()
         for queue, line in backlog.lines.items():
             if self._closed(queue) is None:
@@ -94,6 +96,9 @@ class _Cycle:
         for gang, group in walk:
             if queue in self.behind or len(self.admissions) + len(self.preemptions) >= MAX_ADMISSIONS or self.room <= 0:
                 return  # when the cycle is full, they are tried first in the next
+            if self._foreign(gang) is not None:
+                walk.drop(group)
+                continue
             if (group, True) in self.failed and self._is_patient(gang):
                 self.wakes.append(patient_until(gang, self.snapshot.queues[queue]))
                 continue
@@ -157,7 +162,7 @@ class _Cycle:
         admission = entry.admission()
         victims = [victim.gang for victim in entry.victims]
         inherited = self._inherited(entry)
-        self.snapshot.assume(gang.queue, admission, victims, [victim.gang for victim in inherited])
+        self.snapshot.assume(gang, admission, victims, [victim.gang for victim in inherited])
         self.moved |= {
             self.snapshot.later.nodes[queue].root.name for queue in (gang.queue, *(v.queue for v in victims))
         }
@@ -238,12 +243,17 @@ class _Cycle:
         if queue in self.snapshot.broken_queues:
             problem = self.snapshot.broken_queues[queue]
             return why(Reason.MISCONFIGURED, field=f"queue {queue}", problem=problem)
-        return None
+        return stopped(self.snapshot.queues, queue)
+
+    def _foreign(self, gang: Gang) -> Why | None:
+        """Say why jobs of the gang's namespace may not use its queue."""
+        labels = self.snapshot.namespaces.get(gang.namespace, {})
+        return not_for(self.snapshot.queues[gang.queue], gang.namespace, labels)
 
     def _not_yet(self, gang: Gang) -> Why | None:
         if gang.hold:
             return why(Reason.HELD, job=gang.name)
-        closed = self._closed(gang.queue)
+        closed = self._closed(gang.queue) or self._foreign(gang)
         if closed is None and gang.not_before > self.now:
             return why(Reason.BACK_OFF, until=clock(gang.not_before), cause=gang.last_end)
         return closed
@@ -251,7 +261,7 @@ class _Cycle:
     def _tell(self, gang: Gang, wait: Why) -> None:
         self.told[gang.uid] = wait
         strict = self.snapshot.queues[gang.queue].order is QueueOrder.STRICT_FIFO
-        if strict and wait.reason not in _HOPELESS and gang.queue not in self.behind:
+        if strict and wait.reason not in _PASSED and gang.queue not in self.behind:
             behind = why(Reason.BEHIND_HEAD, queue=gang.queue, head=f"{gang.namespace}/{gang.name}")
             self.behind[gang.queue] = (pending_key(gang), behind)
 

@@ -1,5 +1,6 @@
 """What one gang would get now: flavors, a place on nodes, and whose room it would need."""
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -46,17 +47,29 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float)
 
     ``taken``: workloads that are on their way out for somebody else. ``now``: Unix seconds.
     """
-    search = _Search(snapshot, taken, gang, now)
-    full = search.entry(gang.roles)
     spare = [role.pods - (role.pods if role.least is None else role.least) for role in gang.roles]
-    if full.wait is None or not any(spare):
-        return full
+    most = sum(spare)
+
+    def roles(cut: int) -> tuple[Role, ...]:
+        if not cut:
+            return gang.roles
+        return tuple(replace(r, pods=r.pods - s * cut // most) for r, s in zip(gang.roles, spare, strict=True))
+
+    def over(cut: int) -> Why | None:
+        return snapshot.held.over(snapshot.queues[gang.queue], gang, roles(cut))
+
     # The fewer pods, the easier: find the largest size that can be had by bisection, all roles shrinking alike.
-    low, high, best = 1, sum(spare), full
+    least = bisect_left(range(most + 1), True, key=lambda cut: over(cut) is None)  # noqa: FBT003 - what is looked for
+    if least > most:
+        return Entry(gang, gang.roles, Assignment(), wait=over(most))
+    search = _Search(snapshot, taken, gang, now)
+    full = search.entry(roles(least))
+    if full.wait is None or not most:
+        return full
+    low, high, best = least + 1, most, full
     while low <= high:
         cut = (low + high) // 2
-        roles = [replace(r, pods=r.pods - s * cut // sum(spare)) for r, s in zip(gang.roles, spare, strict=True)]
-        entry = search.entry(tuple(roles))
+        entry = search.entry(roles(cut))
         if entry.wait is None:
             best, high = entry, cut - 1
         else:
@@ -117,7 +130,10 @@ class _Search:
             return Entry(self.gang, roles, short[0], wait=short[1])
         wait = self._quota_why(assignment)
         if assignment.mode is not Mode.NEVER:
-            wait = self._exceeds(roles, assignment) or wait
+            exceeds = self._exceeds(roles, assignment)
+            if exceeds is not None and short is not None:
+                return Entry(self.gang, roles, short[0], wait=short[1])  # another flavor's nodes are merely in use
+            wait = exceeds or wait
         by_quota = short is None and assignment.mode in {Mode.NEVER, Mode.NOBODY}
         return Entry(self.gang, roles, assignment, wait=wait, by_quota=by_quota)
 

@@ -8,6 +8,7 @@ from typing import Self
 from queuectl.core.backlog import Backlog
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
+from queuectl.core.limits import Held, requested
 from queuectl.core.preemption import Running, there
 from queuectl.core.tree import Tree
 from queuectl.core.usage import Past
@@ -45,6 +46,8 @@ class Snapshot:
     budgets: Mapping[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted now
     past: Past = field(default_factory=dict)  # what queues have used on average; only the order of heads depends on it
     policy: Policy = Policy()
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # their labels
+    held: Held = field(default_factory=Held)
     # Counts changes of what queues, flavors and nodes are, and by the root of its tree, of what queues hold. With
     # these, what is known of waiting gangs from the cycle before is used again where nothing has changed.
     version: int = 0
@@ -58,7 +61,7 @@ class Snapshot:
     def copy(self) -> Self:
         """Return a snapshot in which gangs can be assumed."""
         fleet = self.fleet.snapshot() if self.fleet else None
-        return replace(self, fleet=fleet, tree=self.tree.copy(), later=self.later.copy())
+        return replace(self, fleet=fleet, tree=self.tree.copy(), later=self.later.copy(), held=self.held.copy())
 
     def fits_later(self, gang: Gang, usage: Amounts) -> bool:
         """Tell whether the gang's queue may use that much more, without borrowing if the gang does not."""
@@ -67,13 +70,15 @@ class Snapshot:
         return self.later.fits(gang.queue, usage) and (gang.preemptible or not borrows)
 
     def assume(
-        self, queue: str, admission: Admission, victims: Iterable[Running] = (), inherited: Iterable[Running] = ()
+        self, gang: Gang, admission: Admission, victims: Iterable[Running] = (), inherited: Iterable[Running] = ()
     ) -> None:
         """Count a gang as reserved, or as waiting for its victims' room, for the rest of the cycle.
 
         ``inherited``: those for whom victims have waited, and for whom the gang now waits instead.
         """
-        leaving = list(victims)
+        roles = [replace(role, pods=admission.pods[role.name]) for role in gang.roles]
+        self.held.add(self.queues[gang.queue], gang.namespace, gang.user, requested(roles))
+        leaving, queue = list(victims), gang.queue
         kept_free = [one for one in there(leaving) if not one.uid]
         waits_for = [*(victim for victim in leaving if victim.instead is None), *inherited]
         for victim in leaving:

@@ -26,6 +26,7 @@ from queuectl.model.objects import (
     Flavor,
     Gang,
     Job,
+    Namespace,
     Node,
     NodeTerm,
     Pod,
@@ -268,6 +269,22 @@ def budget(raw: Bytes) -> Item[Budget]:
     allowed = status.disruptions_allowed if status.observed_generation >= meta.generation else 0
     value = Budget(meta.namespace, meta.name, _selector(seen.spec.selector), allowed)
     return Item(meta.key, meta.resource_version, value)
+
+
+# Namespaces
+
+
+class _Named(msgspec.Struct):
+    metadata: _Meta
+
+
+_decode_named = msgspec.json.Decoder(_Named).decode
+
+
+def namespace(raw: Bytes) -> Item[Namespace]:
+    """Decode a namespace."""
+    seen = _decode_named(raw)
+    return Item(seen.metadata.name, seen.metadata.resource_version, Namespace(seen.metadata.name, seen.metadata.labels))
 
 
 # Our own kinds

@@ -4,7 +4,16 @@ from typing import Any
 
 from queuectl.kube.crds import Phase
 from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY
-from queuectl.kube.names import CHANGED_BY, FINALIZER, GROUP, VERSION
+from queuectl.kube.names import (
+    API_VERSION,
+    CHANGED_BY,
+    DEFAULT_QUEUE,
+    FINALIZER,
+    GROUP,
+    RESTRICTED_LABEL,
+    SUBMITTED_BY,
+    VERSION,
+)
 
 _FIXED_FIELDS = ("queue", "priority", "priorityClassName", "roles", "gpu")
 
@@ -18,13 +27,71 @@ def policies() -> list[dict[str, Any]]:
             operations=["CREATE"],
             mutation=f'Object{{metadata: Object.metadata{{finalizers: ["{FINALIZER}"]}}}}',
         ),
+        *_authored("queuectl-changed-by", "queues", CHANGED_BY, _SPEC_CHANGED),
+        *_authored("queuectl-submitted-by", "trainingjobs", SUBMITTED_BY, "oldObject == null"),
         *_mutating(
-            "queuectl-changed-by",
+            "queuectl-default-queue",
+            resource="trainingjobs",
+            operations=["CREATE"],
+            mutation=f"{_DEFAULT} == '' ? Object{{}} : Object{{spec: Object.spec{{queue: {_DEFAULT}}}}}",
+            conditions=[{"name": "names-no-queue", "expression": "!has(object.spec.queue)"}],
+        ),
+        *_mutating(
+            "queuectl-restricted",
             resource="queues",
             operations=["CREATE", "UPDATE"],
-            mutation=f'Object{{metadata: Object.metadata{{annotations: {{"{CHANGED_BY}": variables.author}}}}}}',
-            conditions=[{"name": "spec-or-author-changed", "expression": _SPEC_OR_AUTHOR_CHANGED}],
-            variables=[{"name": "author", "expression": _AUTHOR}],
+            mutation=f'Object{{metadata: Object.metadata{{labels: {{"{RESTRICTED_LABEL}": "true"}}}}}}',
+            conditions=[{"name": "restricted", "expression": f"({_RESTRICTED}) && {_MARK} != 'true'"}],
+        ),
+        *_mutating(
+            "queuectl-unrestricted",
+            resource="queues",
+            operations=["CREATE", "UPDATE"],
+            removed=f"/metadata/labels/{RESTRICTED_LABEL.replace('/', '~1')}",
+            conditions=[{"name": "no-longer-restricted", "expression": f"!({_RESTRICTED}) && {_MARKED}"}],
+        ),
+        *_validating(
+            "queuectl-may-use-queue",
+            resource="trainingjobs",
+            operations=["CREATE", "UPDATE"],
+            conditions=[
+                {
+                    "name": "queue-chosen",
+                    "expression": "oldObject == null || object.spec.?queue != oldObject.spec.?queue",
+                },
+                {"name": "this-queue", "expression": "object.spec.?queue.orValue('') == params.metadata.name"},
+            ],
+            variables=[
+                {"name": "labels", "expression": "namespaceObject.metadata.?labels.orValue({})"},
+                {"name": "needs", "expression": _NEEDS},
+                {"name": "lacking", "expression": _LACKING},
+            ],
+            validations=[
+                {
+                    "expression": "variables.lacking.size() == 0",
+                    "messageExpression": _text(
+                        "spec.queue: queue ",
+                        "params.metadata.name",
+                        " takes only jobs of namespaces with ",
+                        "variables.lacking[0]",
+                        "; name another queue, or ask an admin for the label",
+                    ),
+                },
+                {
+                    "expression": "!has(params.spec.maxWaiting) || "
+                    "params.?status.pending.orValue(0) < params.spec.maxWaiting",
+                    "messageExpression": _text(
+                        "spec.queue: ",
+                        "string(params.?status.pending.orValue(0))",
+                        " jobs wait in queue ",
+                        "params.metadata.name",
+                        " and its maxWaiting is ",
+                        "string(params.spec.maxWaiting)",
+                        "; submit it later, or name another queue",
+                    ),
+                },
+            ],
+            params=RESTRICTED_LABEL,
         ),
         *_validating(
             "queuectl-admitted-is-fixed",
@@ -61,26 +128,40 @@ def policies() -> list[dict[str, Any]]:
             variables=[
                 {"name": "wrong", "expression": _WRONG_QUOTAS},
                 {"name": "weight", "expression": _WRONG_WEIGHT},
+                {"name": "caps", "expression": _WRONG_CAPS},
             ],
             validations=[
                 {"expression": f"variables.{name} == ''", "messageExpression": f"variables.{name}"}
-                for name in ("wrong", "weight")
+                for name in ("wrong", "weight", "caps")
             ],
         ),
     ]
 
 
-# Who changed the spec; a change of the annotation alone is undone, so that nobody can write another's name.
-_OLD = f"'{CHANGED_BY}'"
-_HAS_OLD = f"oldObject != null && has(oldObject.metadata.annotations) && {_OLD} in oldObject.metadata.annotations"
-_HAS_NEW = f"has(object.metadata.annotations) && {_OLD} in object.metadata.annotations"
 _SPEC_CHANGED = "oldObject == null || object.spec != oldObject.spec"
-_SPEC_OR_AUTHOR_CHANGED = (
-    f"{_SPEC_CHANGED} || ({_HAS_OLD} ? object.metadata.?annotations[{_OLD}].orValue('') "
-    f"!= oldObject.metadata.annotations[{_OLD}] : ({_HAS_NEW}))"
+
+# Queues with rules about who may submit are marked, so that no job costs a look at all the others.
+_MARK = f"object.metadata.?labels['{RESTRICTED_LABEL}'].orValue('')"
+_MARKED = f"object.metadata.?labels['{RESTRICTED_LABEL}'].hasValue()"
+_RESTRICTED = "has(object.spec.namespaceSelector) || has(object.spec.maxWaiting)"
+_DEFAULT = f"namespaceObject.metadata.?annotations['{DEFAULT_QUEUE}'].orValue('')"
+
+# What a namespace's labels lack of a queue's selector, in the words of queuectl.core.limits.
+_SELECTOR = "params.spec.?namespaceSelector"
+_NEEDS = (
+    f"dyn({_SELECTOR}.?matchLabels.orValue({{}}))"
+    ".map(k, dyn({'key': dyn(k), 'operator': dyn('In'),"
+    " 'values': dyn([params.spec.namespaceSelector.matchLabels[k]])}))"
+    f" + dyn({_SELECTOR}.?matchExpressions.orValue([]))"
 )
-_AUTHOR = (
-    f"({_SPEC_CHANGED} || !({_HAS_OLD})) ? request.userInfo.username : string(oldObject.metadata.annotations[{_OLD}])"
+_LACKING = (
+    "variables.needs.filter(n, n.operator == 'Exists' ? !(n.key in variables.labels) : "
+    "n.operator == 'DoesNotExist' ? n.key in variables.labels : "
+    "(n.key in variables.labels && variables.labels[n.key] in n.?values.orValue([])) != (n.operator == 'In'))"
+    ".map(n, (n.operator == 'Exists' ? 'a label ' + n.key : n.operator == 'DoesNotExist' ? 'no label ' + n.key : "
+    "n.key + (n.operator == 'In' ? ' in (' : ' not in (') + n.?values.orValue([]).join(', ') + ')') + "
+    "', and namespace ' + namespaceObject.metadata.name + ' has ' + "
+    "(n.key in variables.labels ? n.key + '=' + variables.labels[n.key] : 'no label ' + n.key))"
 )
 
 _IS_ADMITTED = "oldObject.?status.phase.orValue('') in [{}]".format(
@@ -116,6 +197,15 @@ _WRONG_QUOTAS = _all_wrong(
     ".filter(text, text != '').join('; ')",
 )
 _WRONG_WEIGHT = _wrong("'spec.weight'", "string(object.spec.?weight.orValue(1))")
+_WRONG_CAPS = _all_wrong(
+    "['perUser', 'perNamespace']",
+    "cap",
+    _all_wrong(
+        "dyn(object.spec[?cap].?maxResources.orValue({}))",
+        "resource",
+        _wrong("'spec.' + cap + '.maxResources[' + resource + ']'", "string(object.spec[cap].maxResources[resource])"),
+    ),
+)
 _PATH = "'spec.roles[' + r.name + '].template.spec.' + kind + '[' + c.name + '].resources.' + amounts + '[' + resource + ']'"
 _WRONG_REQUESTS = _all_wrong(
     "object.spec.roles",
@@ -153,17 +243,53 @@ def _matching(resource: str, operations: list[str]) -> dict[str, Any]:
     }
 
 
+def _authored(name: str, resource: str, annotation: str, written: str) -> list[dict[str, Any]]:
+    """Have an annotation name the user whenever ``written`` holds; any other change of it is undone."""
+    key = f"'{annotation}'"
+    there = f"oldObject != null && oldObject.metadata.?annotations[{key}].hasValue()"
+    return _mutating(
+        name,
+        resource=resource,
+        operations=["CREATE", "UPDATE"],
+        mutation=f'Object{{metadata: Object.metadata{{annotations: {{"{annotation}": variables.author}}}}}}',
+        conditions=[
+            {
+                "name": "author-due-or-changed",
+                "expression": f"{written} || object.metadata.?annotations[{key}] != oldObject.metadata.?annotations[{key}]",
+            }
+        ],
+        variables=[
+            {
+                "name": "author",
+                "expression": f"({written} || !({there})) ? request.userInfo.username : "
+                f"string(oldObject.metadata.annotations[{key}])",
+            }
+        ],
+    )
+
+
 def _mutating(
-    name: str, *, resource: str, operations: list[str], mutation: str, **spec: list[dict[str, str]]
+    name: str,
+    *,
+    resource: str,
+    operations: list[str],
+    mutation: str = "",
+    removed: str = "",
+    **spec: list[dict[str, str]],
 ) -> list[dict[str, Any]]:
-    # ApplyConfiguration, not JSONPatch: the latter with a list as value makes kube-apiserver 1.36.3 panic.
+    # ApplyConfiguration can't remove; JSONPatch with a list as value makes kube-apiserver 1.36.3 panic.
+    if removed:
+        patch = f'[JSONPatch{{op: "remove", path: "{removed}"}}]'
+        step = {"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}
+    else:
+        step = {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": mutation}}
     return _policy(
         "Mutating",
         name,
         _matching(resource, operations),
         {},
         reinvocationPolicy="IfNeeded",
-        mutations=[{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": mutation}}],
+        mutations=[step],
         **spec,
     )
 
@@ -174,13 +300,23 @@ def _validating(
     resource: str,
     operations: list[str],
     validations: list[dict[str, str]],
-    **spec: list[dict[str, str]],
+    params: str = "",
+    **spec: Any,
 ) -> list[dict[str, Any]]:
+    """``params``: the label of Queues against each of which a request is held.
+
+    The API server may need half a minute to learn of a new kind of parameters. Such a policy lets pass what it can't
+    judge, since the core judges again.
+    """
+    binding: dict[str, Any] = {"validationActions": ["Deny"]}
+    if params:
+        spec |= {"paramKind": {"apiVersion": API_VERSION, "kind": "Queue"}, "failurePolicy": "Ignore"}
+        binding["paramRef"] = {"selector": {"matchLabels": {params: "true"}}, "parameterNotFoundAction": "Allow"}
     return _policy(
         "Validating",
         name,
         _matching(resource, operations),
-        {"validationActions": ["Deny"]},
+        binding,
         validations=validations,
         **spec,
     )

@@ -13,7 +13,7 @@ from queuectl.kube import decode
 from queuectl.kube.names import pod_name
 from queuectl.kube.pods import nodes_of
 from queuectl.model.lifecycle import Attempt, AttemptState, Move, Step
-from queuectl.model.objects import Job, Node, Place, Pod
+from queuectl.model.objects import Job, Namespace, Node, Place, Pod
 from queuectl.model.resources import parse_quantity
 from queuectl.simulate.form import GPU, EventForm, JobForm, NodeForm, QueueForm, Scenario, edited
 
@@ -35,6 +35,7 @@ class Cluster:
         self._nodes = dict(self._known)
         self._flavors = {form.name: decode.flavor(_bytes(form.manifest())).value for form in scenario.flavors}
         self._queues = {form.name: self._queue(form) for form in scenario.queues}
+        self._namespaces = [Namespace(form.name, form.labels) for form in scenario.namespaces]
         self.jobs: dict[str, Job] = {}
 
     def connect(self, world: World) -> None:
@@ -42,6 +43,8 @@ class Cluster:
         self._world = world
         for flavor in self._flavors.values():
             world.on_flavor(None, flavor)
+        for namespace in self._namespaces:
+            world.on_namespace(None, namespace)
         for queue in self._queues.values():
             world.on_queue(None, queue)
         for node in self._nodes.values():

@@ -8,8 +8,8 @@ from pydantic import Field, StrictBool, StrictStr, ValidationError, field_valida
 
 from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, TrainingJob
 from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
-from queuectl.kube.names import API_VERSION
-from queuectl.kube.parts import Int32, Labels, Part
+from queuectl.kube.names import API_VERSION, SUBMITTED_BY
+from queuectl.kube.parts import Int32, Labels, Part, Text
 from queuectl.kube.problems import problems
 from queuectl.model.policy import FairRule
 from queuectl.model.reasons import BY_CODE
@@ -39,6 +39,13 @@ class NodeForm(Part):
     def names(self) -> list[str]:
         """The names of the nodes."""
         return _numbered(self.name, self.count)
+
+
+class NamespaceForm(Part):
+    """A namespace with labels; one that is only named by jobs has none."""
+
+    name: Name
+    labels: Labels = Field(default_factory=dict)
 
 
 class FlavorForm(ResourceFlavorSpec):
@@ -104,6 +111,7 @@ class JobForm(Asks):
     count: Count | None = None
     at: Seconds = 0.0
     namespace: Name = "default"
+    user: Text = ""
     queue: Name
     priority: Int32 | None = None
     preemptible: StrictBool | None = None
@@ -145,7 +153,7 @@ class JobForm(Asks):
         spec["roles"] = roles or [self.role("worker")]
         if self.gpu_models:
             spec["gpu"] = {"models": self.gpu_models}
-        meta = {"name": name, "namespace": self.namespace}
+        meta = {"name": name, "namespace": self.namespace, "annotations": {SUBMITTED_BY: self.user}}
         return {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": meta, "spec": spec}
 
 
@@ -260,6 +268,7 @@ class Scenario(Part):
     nodes: list[NodeForm] = Field(default_factory=list)
     flavors: list[FlavorForm] = Field(default_factory=lambda: [FlavorForm.model_validate({"name": "default"})])
     queues: list[QueueForm]
+    namespaces: list[NamespaceForm] = Field(default_factory=list)
     policy: PolicyForm = Field(default_factory=PolicyForm)
     jobs: list[JobForm] = Field(default_factory=list)
     events: list[EventForm] = Field(default_factory=list)
@@ -272,6 +281,7 @@ class Scenario(Part):
         nodes = _unique("nodes", [name for node in self.nodes for name in node.names])
         queues = _unique("queues", [queue.name for queue in self.queues])
         flavors = _unique("flavors", [flavor.name for flavor in self.flavors])
+        _unique("namespaces", [namespace.name for namespace in self.namespaces])
         for i, queue in enumerate(self.queues):
             for j, quota in enumerate(queue.quotas or ()):
                 _known(f"queues[{i}].quotas[{j}].flavor", quota.flavor, flavors)

@@ -21,9 +21,10 @@ from queuectl.simulate.clockwork import Clockwork
 from queuectl.simulate.form import GPU, EventForm, JobForm, QuotaEdit, read
 from tests.support.virtual import FLAVORS, QUEUES, clusters, jobs
 
+LIMITED = {Reason.EXCEEDS_LIMIT, Reason.MAX_RUNNING_REACHED, Reason.MAX_RESOURCES_REACHED}
 NEVER = {Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, Reason.NO_MATCHING_FLAVOR}
-PASSED = NEVER | {Reason.HELD, Reason.BACK_OFF}
-HOPELESS = NEVER | {Reason.EXCEEDS_CLUSTER}
+PASSED = NEVER | {Reason.HELD, Reason.BACK_OFF} | LIMITED
+HOPELESS = NEVER | {Reason.EXCEEDS_CLUSTER, Reason.EXCEEDS_LIMIT}
 Sums = Counter[tuple[str, str]]
 Cell = tuple[str, str]
 
@@ -317,6 +318,21 @@ class ClusterMachine(RuleBasedStateMachine):
             now.update(idle_in_queue(self.clock, name))
             assert +Counter(holdings.now.nodes[name].usage) == +now
             assert +Counter(holdings.later.nodes[name].usage) == +later
+
+    @invariant()
+    def no_limit_is_exceeded(self) -> None:
+        held: dict[tuple[str, str], list[Attempt]] = {}
+        for attempt in self.attempts():
+            workload = self.clock.world.workloads[attempt.uid]
+            job = self.clock.world.jobs.get(attempt.uid)
+            for who in ("", job.gang.user if job else "gone"):
+                held.setdefault((workload.queue, who), []).append(attempt)
+        for (name, who), attempts in held.items():
+            queue = self.clock.world.queues[name]
+            most = queue.per_user.max_running if who else queue.max_running
+            assert most is None or len(attempts) <= most, (name, who)
+            gpus = sum(amount for attempt in attempts for amount in node_parts(attempt).values())
+            assert not who or gpus <= dict(queue.per_user.max_resources).get(GPU, gpus), (name, who)
 
     def attempts(self) -> list[Attempt]:
         return list(self.clock.world.attempts.values()) if hasattr(self, "clock") else []

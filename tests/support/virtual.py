@@ -48,6 +48,8 @@ def leaves(draw: st.DrawFn, name: str, above: list[str]) -> dict[str, Any]:
         "order": draw(st.sampled_from(["BestEffortFIFO", "BestEffortFIFO", "StrictFIFO"])),
         "weight": draw(st.sampled_from([None, "1", "2", "500m"])),
         "preemption": draw(preemption()),
+        "maxRunning": draw(st.sampled_from([None, None, None, 2])),
+        "perUser": draw(st.sampled_from([None, None, {"maxRunning": 1}, {"maxResources": {GPU: 3}}])),
         "quotas": draw(quotas(limits=True)),
         "flavorChoice": {
             "whenCanBorrow": draw(st.sampled_from(Stop)).value,
@@ -93,6 +95,7 @@ def jobs(draw: st.DrawFn, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "queue": draw(st.sampled_from(QUEUES)),
+        "user": draw(st.sampled_from(["ann", "bob"])),
         "priority": draw(st.integers(0, 2)),
         "pods": pods,
         "minPods": draw(st.sampled_from([None, None, 1])),
