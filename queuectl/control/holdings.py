@@ -72,21 +72,22 @@ class Holdings:
     def keeps(self, uid: str) -> bool:
         """Tell whether quotas will hold what is promised to a workload's attempt, once all victims are gone."""
         queue, attempt = self._held[uid]
-        return all(self.later.nodes[queue].available(cell) >= 0 for cell in attempt.quota)
+        return self.later.covers(queue, attempt.quota)
 
     def running(
         self,
         workloads: Mapping[str, Workload],
         preemptible: Callable[[Attempt], bool],
         covered: Callable[[Attempt], tuple[tuple[str, int], ...]],
-    ) -> dict[str, list[Running]]:
-        """Return who may be taken, by queue: whoever holds room that nobody has claimed yet.
+    ) -> tuple[dict[str, list[Running]], list[Running]]:
+        """Return who may be taken, by queue: whoever holds room that nobody has claimed yet; and who claims some.
 
         ``covered``: disruption budgets, and how many pods of the attempt each covers.
         """
-        result: dict[str, list[Running]] = {}
+        holders: dict[str, list[Running]] = {}
+        claimers: list[Running] = []
         for uid, (queue, attempt) in self._held.items():
-            if attempt.claimed or not attempt.holds:
+            if attempt.claimed:
                 continue
             candidate = self._candidates.get(uid)
             if candidate is None:
@@ -111,8 +112,8 @@ class Holdings:
                     preemptible=preemptible(attempt),
                     covered=covered(attempt),
                 )
-            result.setdefault(queue, []).append(candidate)
-        return result
+            (holders.setdefault(queue, []) if attempt.holds else claimers).append(candidate)
+        return holders, claimers
 
     def look_again(self, uids: Iterable[str] | None = None) -> None:
         """Take in that other attempts, of these workloads or of all, may be preemptible or covered by budgets."""

@@ -11,7 +11,7 @@ from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import next_move
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.lifecycle import Attempt, End, Move, Outcome, Workload
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
 from queuectl.model.plan import Admission, Eviction, Plan, Preempt
 from queuectl.model.policy import Amounts
 from queuectl.model.reasons import CAUSES, Reason, Why, why
@@ -34,9 +34,13 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A plan as the ledger takes it: with the generations planned for, and the victims' ends."""
+    """A plan as the ledger takes it: with the generations planned for, and the victims' ends.
+
+    ``evictions`` go first: who then claims the room of one of them finds it on its way out.
+    """
 
     plan: Plan
+    evictions: Sequence[Move]
     admissions: Sequence[tuple[Admission, int]]
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, End]]]
 
@@ -90,6 +94,10 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
     decided = plan(cycle.snapshot, now)
     return Decided(
         plan=decided,
+        evictions=[
+            Move(uid, world.attempts[uid].number, AttemptState.ENDING, End(cause, Outcome.REQUEUE))
+            for uid, cause in decided.evictions
+        ],
         admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
         preemptions=[
             (preempt, world.jobs[preempt.admission.uid].generation, _ends(world, preempt))

@@ -277,6 +277,7 @@ class World:
         stale, self._stale = self._stale, set()
         waiting = [self._gang(self.jobs[uid], self.workloads[uid]) for uid in stale if self._waits(uid)]
         self.waiting.update(waiting, gone=stale)
+        running, claims = self.holdings.running(self.workloads, self._preemptible, self._covered)
         return Snapshot(
             queues=self.queues,
             flavors=self.flavors,
@@ -284,7 +285,8 @@ class World:
             fleet=self.fleet.snapshot(),
             tree=self.holdings.now,
             later=self.holdings.later,
-            running=self.holdings.running(self.workloads, self._preemptible, self._covered),
+            running=running,
+            claims=claims,
             version=self._version,
             versions=dict(self.holdings.versions),
             broken_queues=broken,

@@ -1,17 +1,18 @@
 """START HERE: one admission cycle, from a snapshot to a plan."""
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
 from queuectl.core.flavors import Mode
 from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
 from queuectl.core.preemption import Field, Victim
 from queuectl.core.snapshot import Snapshot
-from queuectl.core.tree import Node, Tree
+from queuectl.core.takeback import evictions
+from queuectl.core.tree import Node, Tree, stopped_by
 from queuectl.model.objects import Gang, QueueOrder
 from queuectl.model.plan import Admission, Eviction, Plan, Preempt
-from queuectl.model.policy import Reclaim
+from queuectl.model.policy import Reclaim, StopPolicy
 from queuectl.model.reasons import Reason, Why, why
 
 MAX_ADMISSIONS = 500  # of one transaction
@@ -20,6 +21,7 @@ MAX_PLACEMENTS = 10_000  # of one transaction; a single gang may have more
 # The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it.
 # Nodes come and go by themselves, so a gang that is too big for today's nodes keeps its place.
 _HOPELESS = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA}
+_STOPPED = (StopPolicy.HOLD, StopPolicy.HOLD_AND_DRAIN)
 
 
 def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
@@ -30,13 +32,16 @@ def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decide one cycle: which waiting gangs start where, who gives way, and why each other gang waits.
 
-    1. Each queue's gangs stand in line. 2. The first of each line is nominated: flavors, nodes and, if it needs
-    any, victims. 3. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
-    why it waits. 4. The next in its line becomes a head, until all lines are through.
+    1. Gangs that a lowered quota no longer covers, or whose queue is drained, go back to their queues. Their room is
+    free once they are gone, for whoever comes first. 2. Each queue's gangs stand in line. 3. The first of each line is nominated: flavors, nodes and, if it needs
+    any, victims. 4. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
+    why it waits. 5. The next in its line becomes a head, until all lines are through.
 
     Pure: the same snapshot gives the same plan. ``now`` is in Unix seconds.
     """
-    return _Cycle(snapshot.copy(), now).run()
+    leaving = evictions(snapshot, now)
+    decided = _Cycle(snapshot.leaving(leaving.keys()).copy(), now).run()
+    return replace(decided, evictions=tuple(leaving.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +217,9 @@ class _Cycle:
         if queue in self.snapshot.broken_queues:
             problem = self.snapshot.broken_queues[queue]
             return why(Reason.MISCONFIGURED, field=f"queue {queue}", problem=problem)
+        by = stopped_by(self.snapshot.later.nodes[queue], self.snapshot.queues, _STOPPED)
+        if by:
+            return why(Reason.QUEUE_STOPPED, queue=queue, stopped=by, policy=self.snapshot.queues[by].stop.value)
         return None
 
     def _not_yet(self, gang: Gang) -> Why | None:

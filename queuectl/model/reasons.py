@@ -21,6 +21,7 @@ class Reason(Enum):
     EXCEEDS_MAX_QUOTA = (
         "Can never fit: it asks for {wanted} {resource} and queue {queue} has {nominal} in flavor {flavor}."
     )
+    QUEUE_STOPPED = "Queue {queue} admits nothing new: queue {stopped} has stopPolicy {policy}."
     WAITING_FOR_QUOTA = "Queue {queue} lacks {missing} {resource} in flavor {flavor}: {used} of {nominal} are in use."
     EXCEEDS_CLUSTER = "Can never fit on today's nodes: of {need} pods of role {role}, {found} would fit if all {nodes} nodes of flavor {flavor} that they may use were empty; short of {short}."
     WAITING_FOR_NODES = (
@@ -50,6 +51,11 @@ class Reason(Enum):
     RUNNING = "All {pods} pods are ready."
     # given back
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
+    QUOTA_TAKEN_BACK = (
+        "The quota no longer covers it: in queue {queue}, {used} {resource} in flavor {flavor} were in use, and"
+        " {allowed} may be."
+    )
+    QUEUE_DRAINED = "Queue {queue} is being drained: its stopPolicy is HoldAndDrain."
     PODS_READY_TIMEOUT = "{ready} of {pods} pods were ready {seconds} s after the start."
     PODS_REFUSED = "The API server refused pod {pod}: {problem}"
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."

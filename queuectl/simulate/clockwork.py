@@ -19,7 +19,8 @@ from queuectl.simulate.form import EventForm, JobForm, Scenario
 MAX_ROUNDS = 500  # in one instant; a round admits hundreds
 MAX_INSTANTS = 100_000
 
-PREEMPTED = "Preempted"
+PREEMPTED = "Preempted"  # somebody takes its room
+EVICTED = "Evicted"  # nobody does
 REQUEUED = "Requeued"
 RUNNING = "Running"
 
@@ -57,9 +58,9 @@ class Run:
     looks: dict[float, dict[str, State]] = field(default_factory=dict)  # at the times that are asked for
     faults: list[str] = field(default_factory=list)  # defects that showed
 
-    def of(self, what: str) -> list[Entry]:
-        """Return the lines of one kind."""
-        return [entry for entry in self.timeline if entry.what == what]
+    def of(self, *what: str) -> list[Entry]:
+        """Return the lines of these kinds."""
+        return [entry for entry in self.timeline if entry.what in what]
 
 
 def run(scenario: Scenario) -> Run:
@@ -188,7 +189,7 @@ class Clockwork:
             self._keep_finished()
             self.cluster.forget(uid)
 
-    def _move(self, move: Move) -> None:
+    def _move(self, move: Move, leaves: str = "Stopping") -> None:
         before = self.world.attempts[move.uid]
         if move.to is AttemptState.RESERVED and not self.accounts.arrive(before):
             return
@@ -201,7 +202,7 @@ class Clockwork:
                 self._log(move.uid, RUNNING, self._state(self.world.workloads[move.uid]).why, "Running")
                 self.cluster.started(before)
             case AttemptState.ENDING if move.end is not None:
-                self._log(move.uid, "Stopping", move.end.why)
+                self._log(move.uid, leaves, move.end.why)
             case AttemptState.ENDED:
                 self.accounts.end(before)
                 self._log_end(move.uid, before.end)
@@ -212,6 +213,8 @@ class Clockwork:
         cycle = turn.prepare(self.world)
         self.accounts.observe(cycle)
         decided = turn.decide(self.world, cycle, self.now)
+        for move in decided.evictions:
+            self._move(move, EVICTED)
         for preempt, generation, ends in decided.preemptions:
             self._claim(self._attempt(preempt.admission, generation, victims=ends), ends)
         for admission, generation in decided.admissions:

@@ -1,0 +1,166 @@
+"""Who goes back to its queue for nobody's sake: what a drained queue runs, and what a lowered quota no longer covers.
+
+A gang is taken back only where the quota of its own queue, or of one above it, is used beyond its bound; what a queue
+borrows within bounds it keeps. Whoever is on the way out anyway is counted as gone, and nobody is told to go twice.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from queuectl.core.preemption import Running, victim_order
+from queuectl.core.snapshot import Snapshot
+from queuectl.core.tree import Node, Tree, stopped_by
+from queuectl.model.policy import Cell, OverQuota, Preemption, StopPolicy, VictimChoice, Within
+from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.resources import format_quantity
+from queuectl.model.work import NO_WORK
+
+_DRAINING = (StopPolicy.HOLD_AND_DRAIN,)
+
+
+def evictions(snapshot: Snapshot, now: float) -> dict[str, Why]:
+    """Return the workloads that go back to their queues now, and why. The snapshot is left as it is.
+
+    A drained queue sends back all that it has, of whatever kind. A lowered quota leaves those who are not
+    preemptible. Disruption budgets are kept to by both: who is covered by a spent one goes in a later cycle.
+    """
+    budgets = dict(snapshot.budgets)
+    drained = {
+        gang.uid: why(Reason.QUEUE_DRAINED, queue=by)
+        for queue, gangs in _everybody(snapshot).items()
+        for by in [stopped_by(snapshot.later.nodes[queue], snapshot.queues, _DRAINING)]
+        for gang in gangs
+        if by and not gang.evicting and _spend(budgets, gang)
+    }
+    if not any(queue.over_quota is OverQuota.TAKE_BACK for queue in snapshot.queues.values()):
+        return drained
+    tree = snapshot.later.copy()
+    # A promise that quotas no longer cover is given up by itself, before anybody has to go for it.
+    lost = {claim.uid for claim in snapshot.claims if not tree.covers(claim.queue, claim.usage)}
+    leaving = lost | drained.keys()
+    for gangs in _everybody(snapshot).values():
+        for gang in gangs:
+            if gang.evicting or gang.uid in leaving:
+                leaving.add(gang.uid)
+                tree.remove(gang.queue, gang.usage)
+    return drained | _Search(tree, snapshot, leaving, budgets, now).run()
+
+
+def _spend(budgets: dict[str, int], gang: Running) -> bool:
+    """Take the gang's pods from the disruption budgets that cover them; False when one of them is spent."""
+    if any(budgets.get(key, 0) < pods for key, pods in gang.covered):
+        return False
+    for key, pods in gang.covered:
+        budgets[key] -= pods
+    return True
+
+
+def _everybody(snapshot: Snapshot) -> dict[str, list[Running]]:
+    """Return by queue who holds room and who has the promise of some."""
+    result = {queue: list(gangs) for queue, gangs in snapshot.running.items()}
+    for claim in snapshot.claims:
+        result.setdefault(claim.queue, []).append(claim)
+    return result
+
+
+@dataclass
+class _Search:
+    tree: Tree  # without those who are leaving
+    snapshot: Snapshot
+    leaving: set[str]
+    budgets: dict[str, int]
+    now: float
+    taken: list[tuple[Running, Why]] = field(default_factory=list)
+    lines: dict[str, list[Running]] = field(default_factory=dict)  # queue → who may go, the first to go first
+
+    def run(self) -> dict[str, Why]:
+        for node in _leaves_first(self.tree):
+            if node.name in self.snapshot.broken_queues:
+                continue  # its parents may be there again in a moment
+            for cell in sorted(node.usage):
+                self._take_back(node, cell)
+        return {gang.uid: cause for gang, cause in self._needed()}
+
+    def _take_back(self, node: Node, cell: Cell) -> None:
+        flavor, resource = cell
+        if not node.over(cell):
+            return
+        facts = {"used": node.usage[cell], "allowed": node.bound(cell) or 0}
+        cause = why(
+            Reason.QUOTA_TAKEN_BACK, queue=node.name, flavor=flavor, resource=resource,
+            **{name: format_quantity(resource, amount) for name, amount in facts.items()},
+        )  # fmt: skip
+        while node.over(cell):
+            gang = self._next(node, cell)
+            if gang is None:
+                return  # the others may not be taken; the queue starts nothing until they have ended
+            self.tree.remove(gang.queue, gang.usage)
+            self.lines[gang.queue].remove(gang)
+            self.taken.append((gang, cause))
+
+    def _next(self, top: Node, cell: Cell) -> Running | None:
+        """Return the next to go of those who use more than their own, in the least entitled queue that has any.
+
+        From the top down, the children that borrow go by their shares, the largest first; then the queue itself.
+        """
+        borrowers = [child for child in top.children if child.borrows_with(cell)]
+        for child in sorted(borrowers, key=lambda child: (child.share().key, child.name), reverse=True):
+            found = self._next(child, cell)
+            if found is not None:
+                return found
+        if top.direct(cell) <= top.quota(cell).nominal:
+            return None
+        line = (gang for gang in self._line(top.name) if gang.usage.get(cell, 0) > 0)
+        return next((gang for gang in line if _spend(self.budgets, gang)), None)
+
+    def _line(self, name: str) -> list[Running]:
+        """Return who may go of a queue, the first to go first.
+
+        1. lower priority 2. the newer, where the older could at once take its room back 3. less work lost, unless
+        the queue has it otherwise 4. admitted later.
+        """
+        if name not in self.lines:
+            queue = self.snapshot.queues.get(name)
+            gives = queue is not None and queue.over_quota is OverQuota.TAKE_BACK
+            rules = queue.preemption if queue else Preemption()
+            newest = rules.within_queue is Within.LOWER_OR_NEWER_EQUAL_PRIORITY
+            by_work = rules.victims is VictimChoice.LEAST_WORK_LOST
+            self.lines[name] = sorted(
+                (
+                    gang
+                    for gang in self.snapshot.running.get(name, ())
+                    if gives and gang.preemptible and gang.uid not in self.leaving
+                ),
+                key=lambda gang: (
+                    gang.priority,
+                    -gang.submitted_at if newest else 0.0,
+                    gang.price(self.now) if by_work else NO_WORK,
+                    victim_order(gang, name),
+                ),
+            )
+        return self.lines[name]
+
+    def _needed(self) -> Sequence[tuple[Running, Why]]:
+        """Give back, the last taken first, whoever makes nothing exceed its bound by more."""
+        needed = list(self.taken)
+        for gang, cause in reversed(self.taken):
+            node = self.tree.nodes[gang.queue]
+            line = (node, *node.ancestors())
+            before = [above.over(cell) for above in line for cell in gang.usage]
+            self.tree.add(gang.queue, gang.usage)
+            if [above.over(cell) for above in line for cell in gang.usage] == before:
+                needed.remove((gang, cause))
+            else:
+                self.tree.remove(gang.queue, gang.usage)
+        return needed
+
+
+def _leaves_first(tree: Tree) -> Iterator[Node]:
+    def walk(node: Node) -> Iterator[Node]:
+        for child in node.children:
+            yield from walk(child)
+        yield node
+
+    for node in tree.nodes.values():
+        if node.parent is None:
+            yield from walk(node)
