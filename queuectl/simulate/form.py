@@ -11,7 +11,7 @@ from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
 from queuectl.kube.names import API_VERSION
 from queuectl.kube.parts import Int32, Labels, Part
 from queuectl.kube.problems import problems
-from queuectl.model.policy import FairRule
+from queuectl.model.policy import FairRule, StopPolicy
 from queuectl.model.reasons import BY_CODE
 
 GPU = "nvidia.com/gpu"
@@ -160,6 +160,13 @@ class QuotaEdit(Part):
     lending_limit: Quantity | None = None
 
 
+class StopEdit(Part):
+    """A new stop policy of a queue."""
+
+    queue: StrictStr
+    stop_policy: StopPolicy
+
+
 class EventForm(Part):
     """Something that happens: exactly one of the fields beside ``at``."""
 
@@ -174,6 +181,7 @@ class EventForm(Part):
     cordon: StrictStr | None = None
     uncordon: StrictStr | None = None
     set_quota: QuotaEdit | None = None
+    set_stop_policy: StopEdit | None = None
     controller_restart: StrictBool | None = None
 
     @model_validator(mode="after")
@@ -283,6 +291,8 @@ class Scenario(Part):
                 _known(f"events[{i}]", event.target, nodes if event.verb in _OF_NODES else jobs)
             if event.set_quota is not None:
                 _known(f"events[{i}].setQuota.queue", event.set_quota.queue, queues)
+            if event.set_stop_policy is not None:
+                _known(f"events[{i}].setStopPolicy.queue", event.set_stop_policy.queue, queues)
         for i, want in enumerate(self.want):
             for name in want.jobs():
                 _known(f"want[{i}]", name, jobs)
