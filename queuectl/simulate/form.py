@@ -204,6 +204,12 @@ class EventForm(Part):
         value = getattr(self, self.verb)
         return value if isinstance(value, str) else ""
 
+    @property
+    def queue(self) -> str:
+        """The queue that is edited; empty for other events."""
+        edit = self.set_quota or self.set_stop_policy
+        return edit.queue if edit else ""
+
 
 _OF_A_TIME = ("pending", "starting", "running", "stopping", "succeeded", "failed", "finished", "reason", "pods")
 
@@ -289,10 +295,8 @@ class Scenario(Part):
         for i, event in enumerate(self.events):
             if event.target:
                 _known(f"events[{i}]", event.target, nodes if event.verb in _OF_NODES else jobs)
-            if event.set_quota is not None:
-                _known(f"events[{i}].setQuota.queue", event.set_quota.queue, queues)
-            if event.set_stop_policy is not None:
-                _known(f"events[{i}].setStopPolicy.queue", event.set_stop_policy.queue, queues)
+            if event.queue:
+                _known(f"events[{i}].{type(event).model_fields[event.verb].alias}.queue", event.queue, queues)
         for i, want in enumerate(self.want):
             for name in want.jobs():
                 _known(f"want[{i}]", name, jobs)
