@@ -157,6 +157,7 @@ class Engine:
                 quotas=cycle.quotas,
                 queues_gone=cycle.queues_gone,
                 changed_by=cycle.changed_by,
+                change_why=cycle.change_why,
                 limits=cycle.limits,
                 ancestors=cycle.ancestors,
                 admissions=decided.admissions,

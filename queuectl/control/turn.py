@@ -13,7 +13,7 @@ from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
 from queuectl.model.plan import Admission, Eviction, Plan, Preempt
-from queuectl.model.policy import Amounts
+from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.reasons import CAUSES, Reason, Why, why
 
 
@@ -25,9 +25,10 @@ class Cycle:
     submissions: Sequence[Workload]
     nodes: Mapping[str, Mapping[str, int]]
     nodes_gone: Collection[str]
-    quotas: Mapping[str, Amounts]
+    quotas: Mapping[str, Mapping[Cell, Quota]]
     queues_gone: Collection[str]
     changed_by: Mapping[str, str]
+    change_why: Mapping[str, str]
     limits: Mapping[str, Amounts]
     ancestors: Mapping[str, Sequence[str]]
 
@@ -81,9 +82,10 @@ def prepare(world: World) -> Cycle:
         submissions=submissions,
         nodes={name: room for name, room in nodes.items() if room},
         nodes_gone=[name for name, room in nodes.items() if not room],
-        quotas={name: queue.nominal for name, queue in queues.items() if queue},
+        quotas={name: queue.quotas for name, queue in queues.items() if queue},
         queues_gone=[name for name, queue in queues.items() if not queue],
         changed_by={name: queue.changed_by for name, queue in queues.items() if queue},
+        change_why={name: queue.change_why for name, queue in queues.items() if queue},
         limits=world.holdings.limits(queues),
         ancestors=world.holdings.ancestors(world.queues),
     )

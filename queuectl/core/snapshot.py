@@ -62,7 +62,7 @@ class Snapshot:
             running[queue] = [replace(gang, evicting=True) if gang.uid in uids else gang for gang in gangs]
             for key, pods in (covered for gang in gangs if gang.uid in uids for covered in gang.covered):
                 left[key] = left.get(key, 0) - pods
-        return replace(self, running=running, budgets=left)
+        return replace(self, running=running, budgets=left, versions=None)  # what is known was with them
 
     def copy(self) -> Self:
         """Return a snapshot in which gangs can be assumed."""

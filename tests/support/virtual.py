@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from queuectl.model.policy import FairRule, Prefer, Reclaim, Stop, Within
+from queuectl.model.policy import FairRule, OverQuota, Prefer, Reclaim, Stop, Within
 from queuectl.simulate.form import GPU
 
 FLAVORS = ["red", "blue"]
@@ -45,6 +45,7 @@ def leaves(draw: st.DrawFn, name: str, above: list[str]) -> dict[str, Any]:
         "order": draw(st.sampled_from(["BestEffortFIFO", "BestEffortFIFO", "StrictFIFO"])),
         "weight": draw(st.sampled_from([None, "1", "2", "500m"])),
         "preemption": draw(preemption()),
+        "whenOverQuota": draw(st.sampled_from(OverQuota)).value,
         "quotas": draw(quotas(limits=True)),
         "flavorChoice": {
             "whenCanBorrow": draw(st.sampled_from(Stop)).value,
