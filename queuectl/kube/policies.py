@@ -4,7 +4,7 @@ from typing import Any
 
 from queuectl.kube.crds import Phase
 from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY
-from queuectl.kube.names import CHANGED_BY, FINALIZER, GROUP, VERSION
+from queuectl.kube.names import CHANGE_WHY, CHANGED_BY, FINALIZER, GROUP, VERSION
 
 _FIXED_FIELDS = ("queue", "priority", "priorityClassName", "roles", "gpu")
 
@@ -22,9 +22,9 @@ def policies() -> list[dict[str, Any]]:
             "queuectl-changed-by",
             resource="queues",
             operations=["CREATE", "UPDATE"],
-            mutation=f'Object{{metadata: Object.metadata{{annotations: {{"{CHANGED_BY}": variables.author}}}}}}',
-            conditions=[{"name": "spec-or-author-changed", "expression": _SPEC_OR_AUTHOR_CHANGED}],
-            variables=[{"name": "author", "expression": _AUTHOR}],
+            mutation=f"variables.change_why == {_NEW_WHY} ? {_annotating(CHANGED_BY)} : {_annotating(CHANGED_BY, CHANGE_WHY)}",
+            conditions=[{"name": "spec-or-annotations-changed", "expression": _SPEC_OR_ANNOTATIONS_CHANGED}],
+            variables=[{"name": "changed_by", "expression": _AUTHOR}, {"name": "change_why", "expression": _WHY}],
         ),
         *_validating(
             "queuectl-admitted-is-fixed",
@@ -70,18 +70,34 @@ def policies() -> list[dict[str, Any]]:
     ]
 
 
-# Who changed the spec; a change of the annotation alone is undone, so that nobody can write another's name.
-_OLD = f"'{CHANGED_BY}'"
-_HAS_OLD = f"oldObject != null && has(oldObject.metadata.annotations) && {_OLD} in oldObject.metadata.annotations"
-_HAS_NEW = f"has(object.metadata.annotations) && {_OLD} in object.metadata.annotations"
+# Who changed the spec, and why. A change of these annotations alone is undone, so that nobody can write another's
+# name or reason; and a change of the spec that gives no reason of its own does not inherit the one before.
 _SPEC_CHANGED = "oldObject == null || object.spec != oldObject.spec"
-_SPEC_OR_AUTHOR_CHANGED = (
-    f"{_SPEC_CHANGED} || ({_HAS_OLD} ? object.metadata.?annotations[{_OLD}].orValue('') "
-    f"!= oldObject.metadata.annotations[{_OLD}] : ({_HAS_NEW}))"
+
+
+def _annotation(of: str, name: str) -> str:
+    """Return CEL for the text of an annotation, empty when there is none."""
+    text = f"string({of}.metadata.?annotations[?'{name}'].orValue(''))"
+    return text if of == "object" else f"({of} == null ? '' : {text})"
+
+
+def _annotating(*names: str) -> str:
+    """Return CEL that sets these annotations to the variables of their names."""
+    pairs = ", ".join(f'"{name}": variables.{name.partition("/")[2].replace("-", "_")}' for name in names)
+    return f"Object{{metadata: Object.metadata{{annotations: {{{pairs}}}}}}}"
+
+
+_SPEC_OR_ANNOTATIONS_CHANGED = " || ".join(
+    [
+        _SPEC_CHANGED,
+        *(f"{_annotation('object', name)} != {_annotation('oldObject', name)}" for name in (CHANGED_BY, CHANGE_WHY)),
+    ]
 )
-_AUTHOR = (
-    f"({_SPEC_CHANGED} || !({_HAS_OLD})) ? request.userInfo.username : string(oldObject.metadata.annotations[{_OLD}])"
-)
+_OLD_AUTHOR, _OLD_WHY, _NEW_WHY = (
+    _annotation("oldObject", CHANGED_BY), _annotation("oldObject", CHANGE_WHY), _annotation("object", CHANGE_WHY)
+)  # fmt: skip
+_AUTHOR = f"({_SPEC_CHANGED} || {_OLD_AUTHOR} == '') ? request.userInfo.username : {_OLD_AUTHOR}"
+_WHY = f"!({_SPEC_CHANGED}) ? {_OLD_WHY} : ({_NEW_WHY} == {_OLD_WHY} ? '' : {_NEW_WHY})"
 
 _IS_ADMITTED = "oldObject.?status.phase.orValue('') in [{}]".format(
     ", ".join(f"'{phase}'" for phase in Phase if phase is not Phase.PENDING)

@@ -11,7 +11,7 @@ import pytest
 
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
 from queuectl.kube.crds import Phase, Queue, TrainingJob
-from queuectl.kube.names import API_VERSION, CHANGED_BY, FINALIZER
+from queuectl.kube.names import API_VERSION, CHANGE_WHY, CHANGED_BY, FINALIZER
 from queuectl.kube.probe import policies_act
 from queuectl.local.controlplane import Running
 from tests.support.eventually import eventually
@@ -390,3 +390,25 @@ async def test_a_queue_tells_who_changed_its_spec_last(objects: Objects, other_u
 
     await objects.patch(path, {"spec": {"order": "StrictFIFO"}})
     assert await author(objects, path) == "admin"
+
+
+async def test_a_change_of_a_queue_does_not_inherit_the_reason_of_the_one_before(objects: Objects) -> None:
+    manifest = queue(quotas=[quota()])
+    manifest["metadata"]["annotations"] = {CHANGE_WHY: "it is new"}
+    path = await objects.create(manifest)
+
+    async def change(reason: str | None = None, **spec: object) -> str:
+        body: dict[str, Any] = {"spec": spec} if spec else {}
+        if reason is not None:
+            body["metadata"] = {"annotations": {CHANGE_WHY: reason}}
+        await objects.patch(path, body)
+        return str((await objects.get(path))["metadata"]["annotations"][CHANGE_WHY])
+
+    assert (await objects.get(path))["metadata"]["annotations"][CHANGE_WHY] == "it is new"
+    assert await change("more servers", quotas=[quota(16)]) == "more servers"
+    assert await change("another story") == "more servers", "the reason of what was done is not written anew"
+    assert await change(quotas=[quota(8)]) == ""
+    assert await change("too late") == ""
+    assert await change("few servers", quotas=[quota(4)]) == "few servers"
+    # As a manifest that is applied again and again says it.
+    assert await change("few servers", quotas=[quota(2)]) == ""
