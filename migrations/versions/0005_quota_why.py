@@ -2,14 +2,14 @@
 
 What changed before this keeps no why. Limits that are older show as a change when the controller first looks.
 
-Revision: 0005, after 0004
+Revision: 0005, after 0003
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0005"
-down_revision = "0002"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 

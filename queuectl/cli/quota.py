@@ -1,7 +1,7 @@
 """``queuectl quota``."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -189,8 +189,8 @@ async def _history(url: str, queue: str, limit: int) -> list[Object]:
         await engine.dispose()
 
 
-def _row(row: Object) -> Iterable[str]:
-    amounts = []
+def _row(row: Object) -> Sequence[object]:
+    amounts: list[object] = []
     for part in _PARTS.values():
         old, new = (_quantity(row, f"{way}_{part}") for way in ("from", "to"))
         amounts.append(new if old == new else f"{old}->{new}")

@@ -4,8 +4,8 @@ A gang is taken back only where the quota of its own queue, or of one above it, 
 borrows within bounds it keeps. Whoever is on the way out anyway is counted as gone, and nobody is told to go twice.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from queuectl.core.preemption import Running, victim_order
 from queuectl.core.snapshot import Snapshot
@@ -15,6 +15,7 @@ from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity
 from queuectl.model.work import NO_WORK
 
+MAX_EVICTIONS = 500  # by lowered quotas, in one cycle; the next one goes on when they have left
 _DRAINING = (StopPolicy.HOLD_AND_DRAIN,)
 
 
@@ -46,21 +47,25 @@ def evictions(snapshot: Snapshot, now: float) -> dict[str, Why]:
     return drained | _Search(tree, snapshot, leaving, budgets, now).run()
 
 
+def _everybody(snapshot: Snapshot) -> dict[str, list[Running]]:
+    """Return by queue who holds room and who has the promise of some, without any pod yet."""
+    result = {queue: list(gangs) for queue, gangs in snapshot.running.items()}
+    for claim in snapshot.claims:
+        result.setdefault(claim.queue, []).append(replace(claim, covered=()))
+    return result
+
+
 def _spend(budgets: dict[str, int], gang: Running) -> bool:
-    """Take the gang's pods from the disruption budgets that cover them; False when one of them is spent."""
-    if any(budgets.get(key, 0) < pods for key, pods in gang.covered):
+    """Take the gang's pods from the disruption budgets that cover them; False when one of them has too little."""
+    if not _allow(budgets, gang):
         return False
     for key, pods in gang.covered:
         budgets[key] -= pods
     return True
 
 
-def _everybody(snapshot: Snapshot) -> dict[str, list[Running]]:
-    """Return by queue who holds room and who has the promise of some."""
-    result = {queue: list(gangs) for queue, gangs in snapshot.running.items()}
-    for claim in snapshot.claims:
-        result.setdefault(claim.queue, []).append(claim)
-    return result
+def _allow(budgets: Mapping[str, int], gang: Running) -> bool:
+    return all(budgets.get(key, 0) >= pods for key, pods in gang.covered)
 
 
 @dataclass
@@ -71,7 +76,7 @@ class _Search:
     budgets: dict[str, int]
     now: float
     taken: list[tuple[Running, Why]] = field(default_factory=list)
-    lines: dict[str, list[Running]] = field(default_factory=dict)  # queue → who may go, the first to go first
+    lines: dict[str, list[Running]] = field(default_factory=dict)  # queue → who may go
 
     def run(self) -> dict[str, Why]:
         for node in _leaves_first(self.tree):
@@ -90,55 +95,54 @@ class _Search:
             Reason.QUOTA_TAKEN_BACK, queue=node.name, flavor=flavor, resource=resource,
             **{name: format_quantity(resource, amount) for name, amount in facts.items()},
         )  # fmt: skip
-        while node.over(cell):
-            gang = self._next(node, cell)
-            if gang is None:
+        while excess := node.over(cell):
+            gang = self._next(node, cell, excess)
+            if gang is None or len(self.taken) >= MAX_EVICTIONS:
                 return  # the others may not be taken; the queue starts nothing until they have ended
+            _spend(self.budgets, gang)
             self.tree.remove(gang.queue, gang.usage)
             self.lines[gang.queue].remove(gang)
             self.taken.append((gang, cause))
 
-    def _next(self, top: Node, cell: Cell) -> Running | None:
+    def _next(self, top: Node, cell: Cell, excess: int) -> Running | None:
         """Return the next to go of those who use more than their own, in the least entitled queue that has any.
 
         From the top down, the children that borrow go by their shares, the largest first; then the queue itself.
         """
         borrowers = [child for child in top.children if child.borrows_with(cell)]
         for child in sorted(borrowers, key=lambda child: (child.share().key, child.name), reverse=True):
-            found = self._next(child, cell)
+            found = self._next(child, cell, excess)
             if found is not None:
                 return found
         if top.direct(cell) <= top.quota(cell).nominal:
             return None
-        line = (gang for gang in self._line(top.name) if gang.usage.get(cell, 0) > 0)
-        return next((gang for gang in line if _spend(self.budgets, gang)), None)
+        line = (gang for gang in self._line(top.name) if gang.usage.get(cell, 0) and _allow(self.budgets, gang))
+        rules = self.snapshot.queues[top.name].preemption if top.name in self.snapshot.queues else Preemption()
+        return min(line, key=lambda gang: self._order(gang, rules, min(excess, gang.usage[cell])), default=None)
 
     def _line(self, name: str) -> list[Running]:
-        """Return who may go of a queue, the first to go first.
-
-        1. lower priority 2. the newer, where the older could at once take its room back 3. less work lost, unless
-        the queue has it otherwise 4. admitted later.
-        """
+        """Return who may go of a queue."""
         if name not in self.lines:
             queue = self.snapshot.queues.get(name)
             gives = queue is not None and queue.over_quota is OverQuota.TAKE_BACK
-            rules = queue.preemption if queue else Preemption()
-            newest = rules.within_queue is Within.LOWER_OR_NEWER_EQUAL_PRIORITY
-            by_work = rules.victims is VictimChoice.LEAST_WORK_LOST
-            self.lines[name] = sorted(
-                (
-                    gang
-                    for gang in self.snapshot.running.get(name, ())
-                    if gives and gang.preemptible and gang.uid not in self.leaving
-                ),
-                key=lambda gang: (
-                    gang.priority,
-                    -gang.submitted_at if newest else 0.0,
-                    gang.price(self.now) if by_work else NO_WORK,
-                    victim_order(gang, name),
-                ),
-            )
+            running = self.snapshot.running.get(name, ()) if gives else ()
+            self.lines[name] = [gang for gang in running if gang.preemptible and gang.uid not in self.leaving]
         return self.lines[name]
+
+    def _order(self, gang: Running, rules: Preemption, useful: int) -> tuple[object, ...]:
+        """Order of going: 1. lower priority 2. newer, where the older could at once take its room back.
+
+        3. Unless the queue has it otherwise: less work lost for each unit of what is needed (the greedy weighted
+        set cover of Chvatal 1979), then the order of taking.
+        """
+        newest = rules.within_queue is Within.LOWER_OR_NEWER_EQUAL_PRIORITY
+        price = gang.price(self.now) if rules.victims is VictimChoice.LEAST_WORK_LOST else NO_WORK
+        return (
+            gang.priority,
+            -gang.submitted_at if newest else 0.0,
+            *((amount << 20) // useful for amount in price),
+            victim_order(gang, gang.queue),
+        )
 
     def _needed(self) -> Sequence[tuple[Running, Why]]:
         """Give back, the last taken first, whoever makes nothing exceed its bound by more."""

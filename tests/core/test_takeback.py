@@ -13,12 +13,13 @@ from queuectl.core.snapshot import Snapshot
 from queuectl.core.takeback import evictions
 from queuectl.core.tree import Node, Tree
 from queuectl.model.objects import Queue
-from queuectl.model.policy import OverQuota, Preemption, Quota, StopPolicy, Within
+from queuectl.model.policy import OverQuota, Preemption, Quota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason
 from tests.support.builders import GPU, flavor, gang, node, role, snapshot
 
 CELL = ("any", GPU)
 CPU = ("any", "cpu")
+NOW = 1000.0
 LIMIT = st.one_of(st.none(), st.integers(0, 4))
 
 
@@ -27,8 +28,8 @@ def one(name: str, nominal: int, parent: str = "", **given: Any) -> Queue:
     return Queue(name, parent, quotas={CELL: Quota(nominal)}, **{"over_quota": OverQuota.TAKE_BACK, **given})
 
 
-def runs(uid: str, gpus: int, queue: str = "q", **given: Any) -> Running:
-    settings: dict[str, Any] = {"priority": 0, "submitted_at": 0.0, "admitted_at": 0.0, "usage": {CELL: gpus}} | given
+def runs(uid: str, uses: int, queue: str = "q", **given: Any) -> Running:
+    settings: dict[str, Any] = {"priority": 0, "submitted_at": 0.0, "admitted_at": 0.0, "usage": {CELL: uses}} | given
     return Running(uid, queue, **settings)
 
 
@@ -48,7 +49,7 @@ def view(
 
 
 def gone(queues: list[Queue], *running: Running, **given: Any) -> set[str]:
-    return set(evictions(view(queues, list(running), **given)))
+    return set(evictions(view(queues, list(running), **given), NOW))
 
 
 def test_the_reason_has_the_numbers() -> None:
@@ -89,6 +90,33 @@ def test_who_could_take_the_room_back_does_not_go() -> None:
     assert gone([one("q", 2)], *gangs) == {"old"}
 
 
+def test_the_least_work_lost_goes_first_unless_the_queue_has_it_otherwise() -> None:
+    dear = runs("dear", 2, admitted_at=9.0, gpus=2, ready_at=NOW - 900)
+    saved = runs("saved", 2, gpus=2, ready_at=NOW - 5000, saved_at=NOW - 60)
+    assert gone([one("q", 2)], dear, saved) == {"saved"}
+    latest = Preemption(victims=VictimChoice.LOWEST_PRIORITY)
+    assert gone([one("q", 2, preemption=latest)], dear, saved) == {"dear"}
+
+
+def test_who_is_not_preemptible_stays_and_is_drained_all_the_same() -> None:
+    fixed, other = runs("fixed", 3, preemptible=False), runs("other", 1)
+    assert gone([one("q", 1)], fixed, other) == {"other"}
+    assert gone([one("q", 1, stop=StopPolicy.HOLD_AND_DRAIN)], fixed, other) == {"fixed", "other"}
+
+
+def test_disruption_budgets_are_kept_to() -> None:
+    gangs = [runs(uid, 1, covered=(("budget", 2),), admitted_at=float(at)) for at, uid in enumerate("abc")]
+    free = runs("free", 1, admitted_at=-1.0)
+    for stop in (StopPolicy.NONE, StopPolicy.HOLD_AND_DRAIN):
+        seen = replace(view([one("q", 1, stop=stop)], [*gangs, free]), budgets={"budget": 3})
+        told = set(evictions(seen, NOW))
+        assert len(told & {"a", "b", "c"}) == 1
+        assert "free" in told
+        # What they spend is not there for preemptors either.
+        assert seen.leaving(told).budgets == {"budget": 1}
+        assert set(evictions(seen.leaving(told), NOW)) == set()
+
+
 def test_the_queue_above_gives_back_what_is_not_its_own() -> None:
     """Two run in the parent itself, on what its child owns and does not use, until the child's quota is cut."""
     queues = [one("p", 2), one("q", 2, "p")]
@@ -120,7 +148,7 @@ def test_a_stopped_queue_admits_nothing_and_says_who_is_stopped() -> None:
     decided = plan(snapshot([gang("a", role(gpu=1))], nodes=[node("n")], queues=queues, flavors=[flavor()]), 0.0)
     assert not decided.admissions
     assert decided.waits["a"].reason is Reason.QUEUE_STOPPED
-    assert decided.waits["a"].facts == {"queue": "p", "policy": "Hold"}
+    assert decided.waits["a"].facts == {"queue": "q", "stopped": "p", "policy": "Hold"}
 
 
 @st.composite
@@ -142,7 +170,7 @@ def edits(draw: st.DrawFn) -> Snapshot:
     gangs = [
         runs(
             f"g{i}", 0, draw(st.sampled_from([queue.name for queue in queues])), priority=draw(st.integers(0, 1)),
-            admitted_at=float(i), evicting=draw(st.sampled_from([False] * 6 + [True])),
+            admitted_at=float(i), preemptible=draw(st.sampled_from([True] * 6 + [False])), evicting=draw(st.sampled_from([False] * 6 + [True])),
             usage={CELL: draw(st.integers(1, 4)), **draw(st.sampled_from([{}, {CPU: 2}]))},
         )
         for i in range(draw(st.integers(0, 12)))
@@ -174,7 +202,7 @@ def excess(tree: Tree) -> Counter[tuple[str, tuple[str, str]]]:
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(edits())
 def test_none_is_needless_and_nothing_more_can_be_done(snapshot: Snapshot) -> None:
-    causes = evictions(snapshot)
+    causes = evictions(snapshot, NOW)
     gangs = {one.uid: one for many in snapshot.running.values() for one in many}
     drained = {uid for uid, cause in causes.items() if cause.reason is Reason.QUEUE_DRAINED}
     assert not any(gangs[uid].evicting for uid in causes), "nobody is told to go twice"
@@ -182,6 +210,7 @@ def test_none_is_needless_and_nothing_more_can_be_done(snapshot: Snapshot) -> No
     for uid in causes.keys() - drained:
         queue = snapshot.queues[gangs[uid].queue]
         assert queue.over_quota is OverQuota.TAKE_BACK
+        assert gangs[uid].preemptible
         at = before.nodes[queue.name]
         assert any(at.direct(cell) > at.quota(cell).nominal for cell in gangs[uid].usage), f"{uid} uses only its own"
         back = excess(used(snapshot, causes.keys() - {uid}))
@@ -195,7 +224,7 @@ def test_none_is_needless_and_nothing_more_can_be_done(snapshot: Snapshot) -> No
 
 
 def takes_back(snapshot: Snapshot, one: Running) -> bool:
-    return snapshot.queues[one.queue].over_quota is OverQuota.TAKE_BACK
+    return one.preemptible and snapshot.queues[one.queue].over_quota is OverQuota.TAKE_BACK
 
 
 def is_charged(node: Node, top: Node, cell: tuple[str, str]) -> bool:
@@ -213,7 +242,7 @@ def is_charged(node: Node, top: Node, cell: tuple[str, str]) -> bool:
 @given(edits())
 def test_it_is_done_at_once(snapshot: Snapshot) -> None:
     """With those who were told to go on their way out, and also without them, nobody else goes."""
-    told = set(evictions(snapshot))
-    assert evictions(snapshot.leaving(told)) == {}
+    told = set(evictions(snapshot, NOW))
+    assert evictions(snapshot.leaving(told), NOW) == {}
     stay = [one for many in snapshot.running.values() for one in many if one.uid not in told and not one.evicting]
-    assert evictions(view(list(snapshot.queues.values()), stay)) == {}
+    assert evictions(view(list(snapshot.queues.values()), stay), NOW) == {}

@@ -134,9 +134,10 @@ async def test_a_drained_queue_runs_nothing_until_it_is_opened(live: Stage) -> N
         await live.client.request("PATCH", f"{API}/queues/{root}", body=body, content_type=MERGE_PATCH)
 
     await stop("HoldAndDrain")
-    for job in ("above", "below"):
+    for job, queue in (("above", root), ("below", child)):
         waits = await live.until_reason(job, "QueueStopped")
-        assert waits["status"]["message"] == f"Queue {root} admits nothing: its stopPolicy is HoldAndDrain."
+        told = f"Queue {queue} admits nothing new: queue {root} has stopPolicy HoldAndDrain."
+        assert waits["status"]["message"] == told
         evicted = next(c for c in waits["status"]["conditions"] if c["type"] == "Evicted")
         assert evicted["reason"] == "QueueDrained"
     assert await live.pods() == []
