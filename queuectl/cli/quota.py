@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Object = dict[str, Any]
 
-app = typer.Typer(help="Edit the quotas of queues, and see who changed them.", no_args_is_help=True)
+app = typer.Typer(help="Edit quotas, and see who changed them.", no_args_is_help=True)
 
 _TRIES = 5  # of an edit that others' writes come before
 _PARTS = {"nominal": "nominal", "borrowingLimit": "borrowing_limit", "lendingLimit": "lending_limit"}  # in the ledger
