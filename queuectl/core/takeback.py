@@ -6,16 +6,17 @@ borrows within bounds it keeps. Whoever is on the way out anyway is counted as g
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from queuectl.core.preemption import Running, victim_order
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import Node, Tree, stopped_by
-from queuectl.model.policy import Cell, OverQuota, Preemption, StopPolicy, VictimChoice, Within
+from queuectl.model.policy import Cell, OverQuota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity
 from queuectl.model.work import NO_WORK
 
-MAX_EVICTIONS = 500  # by lowered quotas, in one cycle; the next one goes on when they have left
+MAX_EVICTIONS = 500  # in one cycle; the next one goes on when they have left
 _DRAINING = (StopPolicy.HOLD_AND_DRAIN,)
 
 
@@ -34,7 +35,7 @@ def evictions(snapshot: Snapshot, now: float) -> dict[str, Why]:
         if by and not gang.evicting and _spend(budgets, gang)
     }
     if not any(queue.over_quota is OverQuota.TAKE_BACK for queue in snapshot.queues.values()):
-        return drained
+        return dict(islice(drained.items(), MAX_EVICTIONS))
     tree = snapshot.later.copy()
     # A promise that quotas no longer cover is given up by itself, before anybody has to go for it.
     lost = {claim.uid for claim in snapshot.claims if not tree.covers(claim.queue, claim.usage)}
@@ -44,7 +45,8 @@ def evictions(snapshot: Snapshot, now: float) -> dict[str, Why]:
             if gang.evicting or gang.uid in leaving:
                 leaving.add(gang.uid)
                 tree.remove(gang.queue, gang.usage)
-    return drained | _Search(tree, snapshot, leaving, budgets, now).run()
+    found = drained | _Search(tree, snapshot, leaving, budgets, now).run()
+    return dict(islice(found.items(), MAX_EVICTIONS))
 
 
 def _everybody(snapshot: Snapshot) -> dict[str, list[Running]]:
@@ -72,11 +74,11 @@ def _allow(budgets: Mapping[str, int], gang: Running) -> bool:
 class _Search:
     tree: Tree  # without those who are leaving
     snapshot: Snapshot
-    leaving: set[str]
+    leaving: set[str]  # and who is taken
     budgets: dict[str, int]
     now: float
     taken: list[tuple[Running, Why]] = field(default_factory=list)
-    lines: dict[str, list[Running]] = field(default_factory=dict)  # queue → who may go
+    lines: dict[tuple[str, Cell], list[Running]] = field(default_factory=dict)  # by queue: who may go, in order
 
     def run(self) -> dict[str, Why]:
         for node in _leaves_first(self.tree):
@@ -101,7 +103,7 @@ class _Search:
                 return  # the others may not be taken; the queue starts nothing until they have ended
             _spend(self.budgets, gang)
             self.tree.remove(gang.queue, gang.usage)
-            self.lines[gang.queue].remove(gang)
+            self.leaving.add(gang.uid)
             self.taken.append((gang, cause))
 
     def _next(self, top: Node, cell: Cell, excess: int) -> Running | None:
@@ -116,25 +118,31 @@ class _Search:
                 return found
         if top.direct(cell) <= top.quota(cell).nominal:
             return None
-        line = (gang for gang in self._line(top.name) if gang.usage.get(cell, 0) and _allow(self.budgets, gang))
-        rules = self.snapshot.queues[top.name].preemption if top.name in self.snapshot.queues else Preemption()
-        return min(line, key=lambda gang: self._order(gang, rules, min(excess, gang.usage[cell])), default=None)
+        line = self._line(top.name, cell)
+        open_to = (gang for gang in line if gang.uid not in self.leaving and _allow(self.budgets, gang))
+        first = next(open_to, None)
+        if first is None or first.usage[cell] <= excess:
+            return first
+        # Not all that it has is of use: others may cost less for what is.
+        return min((first, *open_to), key=lambda gang: self._order(gang, min(excess, gang.usage[cell])))
 
-    def _line(self, name: str) -> list[Running]:
-        """Return who may go of a queue."""
-        if name not in self.lines:
+    def _line(self, name: str, cell: Cell) -> list[Running]:
+        """Return who may go of a queue, the first to go first if all that they have is of use."""
+        if (name, cell) not in self.lines:
             queue = self.snapshot.queues.get(name)
             gives = queue is not None and queue.over_quota is OverQuota.TAKE_BACK
             running = self.snapshot.running.get(name, ()) if gives else ()
-            self.lines[name] = [gang for gang in running if gang.preemptible and gang.uid not in self.leaving]
-        return self.lines[name]
+            users = [gang for gang in running if gang.preemptible and gang.usage.get(cell, 0) > 0]
+            self.lines[name, cell] = sorted(users, key=lambda gang: self._order(gang, gang.usage[cell]))
+        return self.lines[name, cell]
 
-    def _order(self, gang: Running, rules: Preemption, useful: int) -> tuple[object, ...]:
+    def _order(self, gang: Running, useful: int) -> tuple[object, ...]:
         """Order of going: 1. lower priority 2. newer, where the older could at once take its room back.
 
         3. Unless the queue has it otherwise: less work lost for each unit of what is needed (the greedy weighted
         set cover of Chvatal 1979), then the order of taking.
         """
+        rules = self.snapshot.rules[gang.queue]
         newest = rules.within_queue is Within.LOWER_OR_NEWER_EQUAL_PRIORITY
         price = gang.price(self.now) if rules.victims is VictimChoice.LEAST_WORK_LOST else NO_WORK
         return (
