@@ -9,7 +9,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -111,15 +111,19 @@ class Engine:
     async def _move_on(self, now: float) -> None:
         reported, self._reported = self._reported, {}
         moves, leaving = turn.due(self._world, reported, now)
-        if moves:
-            with metrics.LEDGER_SECONDS.labels("advance").time():
-                applied = await self._ledger.advance(self._epoch, moves, now=now)
-            for move in applied:
-                self._take(move, now)
+        await self._make(moves, now)
         if leaving:
             await self._ledger.retire(self._epoch, leaving, now=now)
             for uid in leaving:
                 self._world.forget(uid)
+
+    async def _make(self, moves: Sequence[Move], now: float) -> None:
+        if not moves:
+            return
+        with metrics.LEDGER_SECONDS.labels("advance").time():
+            applied = await self._ledger.advance(self._epoch, moves, now=now)
+        for move in applied:
+            self._take(move, now)
 
     def _take(self, move: Move, now: float) -> None:
         attempt, workload = self._world.attempts[move.uid], self._world.workloads[move.uid]
@@ -142,6 +146,7 @@ class Engine:
         cycle = turn.prepare(world, now)
         decided = turn.decide(world, cycle, now)
         metrics.PLAN_SECONDS.observe(time.perf_counter() - started)
+        await self._make(decided.evictions, now)
         with metrics.LEDGER_SECONDS.labels("cycle").time():
             result = await self._ledger.cycle(
                 self._epoch,
@@ -153,6 +158,7 @@ class Engine:
                 quotas=cycle.quotas,
                 queues_gone=cycle.queues_gone,
                 changed_by=cycle.changed_by,
+                change_why=cycle.change_why,
                 limits=cycle.limits,
                 ancestors=decided.ancestors,
                 admissions=decided.admissions,

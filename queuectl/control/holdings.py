@@ -76,7 +76,7 @@ class Holdings:
     def keeps(self, uid: str) -> bool:
         """Tell whether quotas will hold what is promised to a workload's attempt, once all victims are gone."""
         queue, attempt = self._held[uid]
-        return all(self.later.nodes[queue].available(cell) >= 0 for cell in attempt.quota)
+        return self.later.covers(queue, attempt.quota)
 
     def running(
         self,

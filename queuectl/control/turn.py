@@ -11,9 +11,9 @@ from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import next_move
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.lifecycle import Attempt, End, Move, Outcome, Workload
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
 from queuectl.model.plan import Admission, Eviction, Plan, Preempt
-from queuectl.model.policy import Amounts
+from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.reasons import CAUSES, Reason, Why, why
 
 
@@ -25,17 +25,22 @@ class Cycle:
     submissions: Sequence[Workload]
     nodes: Mapping[str, Mapping[str, int]]
     nodes_gone: Collection[str]
-    quotas: Mapping[str, Amounts]
+    quotas: Mapping[str, Mapping[Cell, Quota]]
     queues_gone: Collection[str]
     changed_by: Mapping[str, str]
+    change_why: Mapping[str, str]
     limits: Mapping[str, Amounts]
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A plan as the ledger takes it: with the generations planned for, the victims' ends, and who is charged too."""
+    """A plan as the ledger takes it: with the generations planned for, the victims' ends, and who is charged too.
+
+    ``evictions`` go first: who then claims the room of one of them finds it on its way out.
+    """
 
     plan: Plan
+    evictions: Sequence[Move]
     admissions: Sequence[tuple[Admission, int]]
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, End]]]
     ancestors: Mapping[str, Sequence[str]]  # of the queues in which something starts
@@ -77,9 +82,10 @@ def prepare(world: World, now: float) -> Cycle:
         submissions=submissions,
         nodes={name: room for name, room in nodes.items() if room},
         nodes_gone=[name for name, room in nodes.items() if not room],
-        quotas={name: queue.nominal for name, queue in queues.items() if queue},
+        quotas={name: queue.quotas for name, queue in queues.items() if queue},
         queues_gone=[name for name, queue in queues.items() if not queue],
         changed_by={name: queue.changed_by for name, queue in queues.items() if queue},
+        change_why={name: queue.change_why for name, queue in queues.items() if queue},
         limits=world.holdings.limits(queues),
     )
 
@@ -90,6 +96,10 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
     starting = [*decided.admissions, *(preempt.admission for preempt in decided.preemptions)]
     return Decided(
         plan=decided,
+        evictions=[
+            Move(uid, world.attempts[uid].number, AttemptState.ENDING, End(cause, Outcome.REQUEUE))
+            for uid, cause in decided.evictions
+        ],
         admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
         preemptions=[
             (preempt, world.jobs[preempt.admission.uid].generation, _ends(world, preempt))

@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
 from queuectl.core.flavors import Mode
@@ -10,6 +10,7 @@ from queuectl.core.limits import OVER_A_LIMIT, not_for, particular, stopped
 from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
 from queuectl.core.preemption import Field, Running, Victim, there
 from queuectl.core.snapshot import Snapshot
+from queuectl.core.takeback import evictions
 from queuectl.core.tree import Node, Share, Tree
 from queuectl.core.usage import nested
 from queuectl.model.objects import Gang, QueueOrder
@@ -33,13 +34,16 @@ def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decide one cycle: which waiting gangs start where, who gives way, and why each other gang waits.
 
-    1. Each queue's gangs stand in line. 2. The first of each line is nominated: flavors, nodes and, if it needs
-    any, victims. 3. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
-    why it waits. 4. The next in its line becomes a head, until all lines are through.
+    1. Gangs that a lowered quota no longer covers, or whose queue is drained, go back to their queues. Their room is
+    free once they are gone, for whoever comes first. 2. Each queue's gangs stand in line. 3. The first of each line is nominated: flavors, nodes and, if it needs
+    any, victims. 4. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
+    why it waits. 5. The next in its line becomes a head, until all lines are through.
 
     Pure: the same snapshot gives the same plan. ``now`` is in Unix seconds.
     """
-    return _Cycle(snapshot.copy(), now).run()
+    leaving = evictions(snapshot, now)
+    decided = _Cycle(snapshot.leaving(leaving.keys()).copy(), now).run()
+    return replace(decided, evictions=tuple(leaving.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ its pods request, from the decision until its last pod is gone: room that is pro
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -99,11 +99,18 @@ def particular(queue: Queue) -> bool:
 
 
 def stopped(queues: Mapping[str, Queue], name: str) -> Why | None:
-    """Return the stop policy that keeps a queue from admitting: its own or, its parents' chain being sound, theirs."""
-    queue = queues.get(name)
-    while queue is not None:
-        if queue.stop is not StopPolicy.NONE:
-            return why(Reason.QUEUE_STOPPED, queue=name, stopped=queue.name, policy=queue.stop.value)
+    """Return the stop policy that keeps a queue from admitting: its own or that of one above it."""
+    by = stopped_by(queues, name, (StopPolicy.HOLD, StopPolicy.HOLD_AND_DRAIN))
+    return why(Reason.QUEUE_STOPPED, queue=name, stopped=by.name, policy=by.stop.value) if by else None
+
+
+def stopped_by(queues: Mapping[str, Queue], name: str, policies: Collection[StopPolicy]) -> Queue | None:
+    """Return the queue, this one or the nearest above it, that has one of these policies."""
+    queue, seen = queues.get(name), set[str]()
+    while queue is not None and queue.name not in seen:
+        if queue.stop in policies:
+            return queue
+        seen.add(queue.name)  # parents may form a cycle
         queue = queues.get(queue.parent)
     return None
 

@@ -1,6 +1,6 @@
 """One cycle's view of the world."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -57,6 +57,17 @@ class Snapshot:
     def rules(self) -> dict[str, Preemption]:
         """Each queue's rules of preemption."""
         return {name: queue.preemption for name, queue in self.queues.items()}
+
+    def leaving(self, uids: Collection[str]) -> Self:
+        """Return the snapshot with these workloads on their way out."""
+        if not uids:
+            return self
+        running, left = {}, dict(self.budgets)
+        for queue, gangs in self.running.items():
+            running[queue] = [replace(gang, evicting=True) if gang.uid in uids else gang for gang in gangs]
+            for key, pods in (covered for gang in gangs if gang.uid in uids for covered in gang.covered):
+                left[key] = left.get(key, 0) - pods
+        return replace(self, running=running, budgets=left, versions=None)  # what is known was with them
 
     def copy(self) -> Self:
         """Return a snapshot in which gangs can be assumed."""

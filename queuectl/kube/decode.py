@@ -329,7 +329,7 @@ def queue(raw: Bytes) -> Item[Queue]:
         per_user=_cap(seen.spec.get("perUser") or {}),
         per_namespace=_cap(seen.spec.get("perNamespace") or {}),
         changed_by=seen.metadata.annotations.get(CHANGED_BY, ""),
-        change_why=seen.metadata.annotations.get(CHANGE_WHY, ""),
+        change_why=seen.metadata.annotations.get(CHANGE_WHY, "").strip(),
         generation=seen.metadata.generation,
         resource_version=seen.metadata.resource_version,
         status=seen.status,

@@ -6,6 +6,7 @@ from queuectl.kube.crds import Phase
 from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY
 from queuectl.kube.names import (
     API_VERSION,
+    CHANGE_WHY,
     CHANGED_BY,
     DEFAULT_QUEUE,
     FINALIZER,
@@ -27,7 +28,14 @@ def policies() -> list[dict[str, Any]]:
             operations=["CREATE"],
             mutation=f'Object{{metadata: Object.metadata{{finalizers: ["{FINALIZER}"]}}}}',
         ),
-        *_authored("queuectl-changed-by", "queues", CHANGED_BY, _SPEC_CHANGED),
+        *_mutating(
+            "queuectl-changed-by",
+            resource="queues",
+            operations=["CREATE", "UPDATE"],
+            mutation=f"variables.change_why == {_NEW_WHY} ? {_annotating(CHANGED_BY)} : {_annotating(CHANGED_BY, CHANGE_WHY)}",
+            conditions=[{"name": "spec-or-annotations-changed", "expression": _SPEC_OR_ANNOTATIONS_CHANGED}],
+            variables=[{"name": "changed_by", "expression": _AUTHOR}, {"name": "change_why", "expression": _WHY}],
+        ),
         *_authored("queuectl-submitted-by", "trainingjobs", SUBMITTED_BY, "oldObject == null"),
         *_mutating(
             "queuectl-default-queue",
@@ -138,8 +146,6 @@ def policies() -> list[dict[str, Any]]:
     ]
 
 
-_SPEC_CHANGED = "oldObject == null || object.spec != oldObject.spec"
-
 # Queues with rules about who may submit are marked, so that no job costs a look at all the others.
 _MARK = f"object.metadata.?labels['{RESTRICTED_LABEL}'].orValue('')"
 _MARKED = f"object.metadata.?labels['{RESTRICTED_LABEL}'].hasValue()"
@@ -163,6 +169,35 @@ _LACKING = (
     "', and namespace ' + namespaceObject.metadata.name + ' has ' + "
     "(n.key in variables.labels ? n.key + '=' + variables.labels[n.key] : 'no label ' + n.key))"
 )
+
+# Who changed the spec, and why. A change of these annotations alone is undone, so that nobody can write another's
+# name or reason; and a change of the spec that gives no reason of its own does not inherit the one before.
+_SPEC_CHANGED = "oldObject == null || object.spec != oldObject.spec"
+
+
+def _annotation(of: str, name: str) -> str:
+    """Return CEL for the text of an annotation, empty when there is none."""
+    text = f"string({of}.metadata.?annotations[?'{name}'].orValue(''))"
+    return text if of == "object" else f"({of} == null ? '' : {text})"
+
+
+def _annotating(*names: str) -> str:
+    """Return CEL that sets these annotations to the variables of their names."""
+    pairs = ", ".join(f'"{name}": variables.{name.partition("/")[2].replace("-", "_")}' for name in names)
+    return f"Object{{metadata: Object.metadata{{annotations: {{{pairs}}}}}}}"
+
+
+_SPEC_OR_ANNOTATIONS_CHANGED = " || ".join(
+    [
+        _SPEC_CHANGED,
+        *(f"{_annotation('object', name)} != {_annotation('oldObject', name)}" for name in (CHANGED_BY, CHANGE_WHY)),
+    ]
+)
+_OLD_AUTHOR, _OLD_WHY, _NEW_WHY = (
+    _annotation("oldObject", CHANGED_BY), _annotation("oldObject", CHANGE_WHY), _annotation("object", CHANGE_WHY)
+)  # fmt: skip
+_AUTHOR = f"({_SPEC_CHANGED} || {_OLD_AUTHOR} == '') ? request.userInfo.username : {_OLD_AUTHOR}"
+_WHY = f"!({_SPEC_CHANGED}) ? {_OLD_WHY} : ({_NEW_WHY} == {_OLD_WHY} ? '' : {_NEW_WHY})"
 
 _IS_ADMITTED = "oldObject.?status.phase.orValue('') in [{}]".format(
     ", ".join(f"'{phase}'" for phase in Phase if phase is not Phase.PENDING)

@@ -86,3 +86,4 @@ class Plan:
     waits: Mapping[str, Why] = field(default_factory=dict)  # uid → why it waits
     positions: Mapping[str, int] = field(default_factory=dict)  # uid → place in its queue, from 1
     wake_at: float | None = None  # Unix seconds at which planning is due again, for a time limit ends
+    evictions: tuple[tuple[str, Why], ...] = ()  # uids that go back to their queues, for nobody's sake

@@ -62,6 +62,11 @@ class Reason(Enum):
     RUNNING = "All {pods} pods are ready."
     # given back
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
+    QUOTA_TAKEN_BACK = (
+        "The quota no longer covers it: in queue {queue}, {used} {resource} in flavor {flavor} were in use, and"
+        " {allowed} may be."
+    )
+    QUEUE_DRAINED = "Queue {queue} is being drained: its stopPolicy is HoldAndDrain."
     PODS_READY_TIMEOUT = "{ready} of {pods} pods were ready {seconds} s after the start."
     PODS_REFUSED = "The API server refused pod {pod}: {problem}"
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."

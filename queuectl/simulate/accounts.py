@@ -27,7 +27,8 @@ class Accounts:
     def observe(self, cycle: Cycle) -> None:
         """Take in what nodes have and queues may use; either may be less than what is reserved."""
         on_nodes = {**cycle.nodes, **{name: {} for name in cycle.nodes_gone}}
-        in_queues = {**cycle.quotas, **cycle.limits}
+        nominal = {name: {cell: quota.nominal for cell, quota in own.items()} for name, own in cycle.quotas.items()}
+        in_queues = {**nominal, **cycle.limits}
         seen = {("node", name) for name in on_nodes} | {("queue", name) for name in in_queues}
         self._room = {key: room for key, room in self._room.items() if key[:2] not in seen}
         self._room |= {("node", node, name): amount for node, room in on_nodes.items() for name, amount in room.items()}

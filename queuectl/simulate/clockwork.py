@@ -20,7 +20,8 @@ MAX_ROUNDS = 500  # in one instant; a round admits hundreds
 MAX_INSTANTS = 100_000
 
 OVERTAKEN = "Overtaken"  # it had not started yet, so nobody is evicted
-PREEMPTED = "Preempted"
+PREEMPTED = "Preempted"  # somebody takes its room
+EVICTED = "Evicted"  # nobody does
 REQUEUED = "Requeued"
 RUNNING = "Running"
 
@@ -58,9 +59,9 @@ class Run:
     looks: dict[float, dict[str, State]] = field(default_factory=dict)  # at the times that are asked for
     faults: list[str] = field(default_factory=list)  # defects that showed
 
-    def of(self, what: str) -> list[Entry]:
-        """Return the lines of one kind."""
-        return [entry for entry in self.timeline if entry.what == what]
+    def of(self, *what: str) -> list[Entry]:
+        """Return the lines of these kinds."""
+        return [entry for entry in self.timeline if entry.what in what]
 
 
 def run(scenario: Scenario) -> Run:
@@ -194,7 +195,7 @@ class Clockwork:
             self._keep_finished()
             self.cluster.forget(uid)
 
-    def _move(self, move: Move) -> None:
+    def _move(self, move: Move, leaves: str = "Stopping") -> None:
         before = self.world.attempts[move.uid]
         if move.to is AttemptState.RESERVED and not self.accounts.arrive(before):
             return
@@ -207,7 +208,7 @@ class Clockwork:
                 self._log(move.uid, RUNNING, self._state(self.world.workloads[move.uid]).why, "Running")
                 self.cluster.started(before)
             case AttemptState.ENDING if move.end is not None:
-                self._log(move.uid, "Stopping", move.end.why)
+                self._log(move.uid, leaves, move.end.why)
             case AttemptState.ENDED:
                 self.accounts.end(before)
                 if before.holds and self._policy.usage_half_life:
@@ -221,6 +222,8 @@ class Clockwork:
         self.accounts.observe(cycle)
         decided = turn.decide(self.world, cycle, self.now)
         self._ancestors = decided.ancestors
+        for move in decided.evictions:
+            self._move(move, EVICTED)
         for preempt, generation, ends in decided.preemptions:
             self._claim(self._attempt(preempt.admission, generation, victims=ends), ends)
         for admission, generation in decided.admissions:

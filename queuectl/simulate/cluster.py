@@ -89,10 +89,10 @@ class Cluster:
                     lambda job: replace(job, gang=replace(job.gang, hold=hold), generation=job.generation + 1),
                 )
             case "set_quota" if event.set_quota is not None:
-                form = edited(self._queue_forms[event.set_quota.queue], event.set_quota)
-                self._queue_forms[form.name] = form
-                before, self._queues[form.name] = self._queues[form.name], self._queue(form)
-                self.world.on_queue(before, self._queues[form.name])
+                self._set_queue(edited(self._queue_forms[event.set_quota.queue], event.set_quota))
+            case "set_stop_policy" if event.set_stop_policy is not None:
+                form = self._queue_forms[event.set_stop_policy.queue]
+                self._set_queue(form.model_copy(update={"stop_policy": event.set_stop_policy.stop_policy}))
         return True
 
     def forget(self, name: str) -> None:
@@ -223,6 +223,11 @@ class Cluster:
         manifest = form.manifest()
         manifest["metadata"] |= {"resourceVersion": self._next_version()}
         return decode.queue(_bytes(manifest)).value
+
+    def _set_queue(self, form: QueueForm) -> None:
+        self._queue_forms[form.name] = form
+        before, self._queues[form.name] = self._queues[form.name], self._queue(form)
+        self.world.on_queue(before, self._queues[form.name])
 
     def _set_job(self, name: str, job: Job) -> None:
         before, self.jobs[name] = self.jobs.get(name), job

@@ -11,7 +11,7 @@ from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
 from queuectl.kube.names import API_VERSION, SUBMITTED_BY
 from queuectl.kube.parts import Int32, Labels, Part, Text
 from queuectl.kube.problems import problems
-from queuectl.model.policy import FairRule
+from queuectl.model.policy import FairRule, StopPolicy
 from queuectl.model.reasons import BY_CODE
 
 GPU = "nvidia.com/gpu"
@@ -168,6 +168,13 @@ class QuotaEdit(Part):
     lending_limit: Quantity | None = None
 
 
+class StopEdit(Part):
+    """A new stop policy of a queue."""
+
+    queue: StrictStr
+    stop_policy: StopPolicy
+
+
 class EventForm(Part):
     """Something that happens: exactly one of the fields beside ``at``."""
 
@@ -182,6 +189,7 @@ class EventForm(Part):
     cordon: StrictStr | None = None
     uncordon: StrictStr | None = None
     set_quota: QuotaEdit | None = None
+    set_stop_policy: StopEdit | None = None
     controller_restart: StrictBool | None = None
 
     @model_validator(mode="after")
@@ -203,6 +211,12 @@ class EventForm(Part):
         """The job or node that it happens to; empty for what is of neither kind."""
         value = getattr(self, self.verb)
         return value if isinstance(value, str) else ""
+
+    @property
+    def queue(self) -> str:
+        """The queue that is edited; empty for other events."""
+        edit = self.set_quota or self.set_stop_policy
+        return edit.queue if edit else ""
 
 
 _OF_A_TIME = ("pending", "starting", "running", "stopping", "succeeded", "failed", "finished", "reason", "pods")
@@ -292,8 +306,8 @@ class Scenario(Part):
         for i, event in enumerate(self.events):
             if event.target:
                 _known(f"events[{i}]", event.target, nodes if event.verb in _OF_NODES else jobs)
-            if event.set_quota is not None:
-                _known(f"events[{i}].setQuota.queue", event.set_quota.queue, queues)
+            if event.queue:
+                _known(f"events[{i}].{type(event).model_fields[event.verb].alias}.queue", event.queue, queues)
         for i, want in enumerate(self.want):
             for name in want.jobs():
                 _known(f"want[{i}]", name, jobs)

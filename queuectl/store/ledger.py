@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Workload, WorkloadState
 from queuectl.model.plan import Admission, Preempt
-from queuectl.model.policy import Amounts, Cell
+from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.store import advance, audit, reserve, tables, usage
 from queuectl.store.engine import WrongCluster, retried, transaction
 from queuectl.store.reserve import CycleResult
@@ -99,17 +99,19 @@ class Ledger:
         submissions: Sequence[Workload] = (),
         nodes: Mapping[str, Mapping[str, int]] = _NONE,
         nodes_gone: Collection[str] = (),
-        quotas: Mapping[str, Amounts] = _NONE,
+        quotas: Mapping[str, Mapping[Cell, Quota]] = _NONE,
         limits: Mapping[str, Amounts] = _NONE,
         queues_gone: Collection[str] = (),
         changed_by: Mapping[str, str] = _NONE,
+        change_why: Mapping[str, str] = _NONE,
         ancestors: Mapping[str, Sequence[str]] = _NONE,
         admissions: Sequence[tuple[Admission, int]] = (),
         preemptions: Sequence[tuple[Preempt, int, Mapping[str, End]]] = (),
     ) -> CycleResult:
         """Record what was seen and reserve what was planned, in one transaction.
 
-        ``nodes`` and ``quotas`` give each changed node's or queue's whole vector. ``quotas`` are nominal; a queue's
+        ``nodes`` and ``quotas`` give each changed node's or queue's whole vector. What differs in ``quotas`` from how
+        it last was is kept as a version, with who changed the queue (``changed_by``) and ``change_why``. A queue's
         ``limits``, its whole vector too, are what may be reserved in it and below it, where that is not the nominal.
         ``ancestors`` of a queue, nearest first, are charged with what the queue is charged.
 
@@ -134,6 +136,7 @@ class Ledger:
             limits=limits,
             queues_gone=queues_gone,
             changed_by=changed_by,
+            change_why=change_why,
             ancestors=ancestors,
             admissions=admissions,
             preemptions=preemptions,
@@ -178,6 +181,15 @@ class Ledger:
         async with transaction(self._engine) as connection:
             await connection.execute(_ONE_SNAPSHOT)
             return await audit.audit(connection)
+
+    async def quota_history(self, queue: str = "", *, limit: int = 100) -> list[dict[str, Any]]:
+        """Return the latest changes of quotas, of one queue if it is named, newest first: the columns of the table."""
+        v = tables.quota_version
+        statement = select(v).order_by(v.c.id.desc()).limit(limit)
+        if queue:
+            statement = statement.where(v.c.queue == queue)
+        async with transaction(self._engine) as connection:
+            return [dict(row) for row in (await connection.execute(statement)).mappings()]
 
     async def history(self, uid: str) -> list[dict[str, Any]]:
         """Return the events of a workload, oldest first: at, attempt, kind, message, facts, epoch."""

@@ -59,10 +59,11 @@ class Request:
     submissions: Sequence[Workload]
     nodes: Mapping[str, Mapping[str, int]]
     nodes_gone: Collection[str]
-    quotas: Mapping[str, policy.Amounts]
+    quotas: Mapping[str, Mapping[policy.Cell, policy.Quota]]
     limits: Mapping[str, policy.Amounts]
     queues_gone: Collection[str]
     changed_by: Mapping[str, str]
+    change_why: Mapping[str, str]
     ancestors: Mapping[str, Sequence[str]]
     admissions: Sequence[tuple[Admission, int]]
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, End]]]
@@ -293,8 +294,11 @@ def _amounts(request: Request, admission: Admission, queue: str | None) -> Amoun
 
 async def _observe(connection: AsyncConnection, request: Request, rooms: Rooms) -> list[Event]:
     gone = set(request.queues_gone)
-    events = await observe.quota_edits(connection, request.quotas, gone, changed_by=request.changed_by, now=request.now)
-    room = {**request.quotas, **request.limits}
+    events = await observe.quota_edits(
+        connection, request.quotas, gone, by=request.changed_by, because=request.change_why, now=request.now
+    )
+    nominal = {name: {cell: quota.nominal for cell, quota in vector.items()} for name, vector in request.quotas.items()}
+    room = {**nominal, **request.limits}
     in_queues: dict[Key, int] = {
         (queue, *cell): amount for queue, vector in room.items() if queue not in gone for cell, amount in vector.items()
     }

@@ -238,10 +238,16 @@ quota_version = Table(
     Column("queue", Text, nullable=False),
     Column("flavor", Text, nullable=False),
     Column("resource", Text, nullable=False),
+    # No nominal: there was, or is, no such quota. No limit: nothing limits.
     Column("from_nominal", BigInteger),
     Column("to_nominal", BigInteger),
     Column("changed_by", Text, nullable=False),
     Column("changed_at", UnixTime, nullable=False),
+    Column("from_borrowing_limit", BigInteger),
+    Column("to_borrowing_limit", BigInteger),
+    Column("from_lending_limit", BigInteger),
+    Column("to_lending_limit", BigInteger),
+    Column("why", Text, nullable=False, server_default=text("''")),
     Index("ix_quota_version_queue", "queue", "id"),
 )
 

@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from queuectl.core.backlog import Backlog, pending_key
 from queuectl.core.cycle import plan
 from queuectl.core.usage import STEPS
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Workload, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Workload, WorkloadState
 from queuectl.model.objects import QueueOrder
-from queuectl.model.policy import Within
+from queuectl.model.policy import OverQuota, StopPolicy, Within
 from queuectl.model.reasons import Reason
-from queuectl.simulate.clockwork import Clockwork
+from queuectl.simulate.clockwork import EVICTED, Clockwork
 from queuectl.simulate.form import GPU, EventForm, JobForm, QuotaEdit, read
 from tests.support.virtual import FLAVORS, QUEUES, clusters, jobs
 
@@ -63,6 +63,14 @@ class Watched(Clockwork):
         if not world.jobs[uid].gang.preemptible:
             own = world.queues[queue].nominal
             assert all(kept[cell] <= own.get(cell, 0) for cell in world.attempts[uid].quota)
+
+    def _move(self, move: Move, leaves: str = "Stopping") -> None:
+        if leaves == EVICTED:
+            assert move.end is not None
+            queue = self.world.queues[self.world.workloads[move.uid].queue]
+            assert self.world.attempts[move.uid].state is not AttemptState.ENDING, "nobody is told to go twice"
+            assert queue.over_quota is OverQuota.TAKE_BACK or queue.stop is StopPolicy.HOLD_AND_DRAIN
+        super()._move(move, leaves)
 
     def _assert_it_passed_nobody(self, uid: str) -> None:
         """Of a strict queue, only those who can't start whatever ends are passed."""
@@ -263,6 +271,10 @@ class ClusterMachine(RuleBasedStateMachine):
             edit = QuotaEdit(queue=queue, flavor=flavor, resource=GPU, nominal=nominal)
             self.happens("setQuota", edit.model_dump(by_alias=True, exclude_none=True))
 
+    @rule(queue=st.sampled_from(QUEUES), policy=st.sampled_from(["None", "None", "Hold", "HoldAndDrain"]))
+    def stop(self, queue: str, policy: str) -> None:
+        self.happens("setStopPolicy", {"queue": queue, "stopPolicy": policy})
+
     @rule()
     def restart(self) -> None:
         before = self.clock.world.history.past(self.clock.now)
@@ -345,6 +357,8 @@ class ClusterMachine(RuleBasedStateMachine):
         for node in self.nodes:
             self.happens("nodeUp", node)
             self.happens("uncordon", node)
+        for queue in QUEUES:
+            self.happens("setStopPolicy", {"queue": queue, "stopPolicy": "None"})
         for number in range(self.submitted):
             self.happens("release", f"j{number}")
         for _ in range(self.submitted + 1):

@@ -36,6 +36,11 @@ def histories(draw: st.DrawFn) -> dict[str, Any]:
             st.sampled_from(QUEUES),
             st.integers(0, 4),
         ),
+        st.builds(
+            lambda queue, policy: {"setStopPolicy": {"queue": queue, "stopPolicy": policy}},
+            st.sampled_from(QUEUES),
+            st.sampled_from(["None", "Hold", "HoldAndDrain"]),
+        ),
     )
     scenario["events"] = [{**draw(event), "at": draw(time)} for _ in range(draw(st.integers(0, 6)))]
     scenario["want"] = [{"restAfter": LAST_EVENT + REST, "cycles": 100}]

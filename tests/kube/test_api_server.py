@@ -16,6 +16,7 @@ from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
 from queuectl.kube.crds import Phase, Queue, TrainingJob
 from queuectl.kube.names import (
     API_VERSION,
+    CHANGE_WHY,
     CHANGED_BY,
     DEFAULT_QUEUE,
     FINALIZER,
@@ -605,3 +606,25 @@ async def test_limits_of_users_are_quantities(objects: Objects) -> None:
     path = await objects.create(queue(perUser={"maxResources": {"nvidia.com/gpu": 8, "cpu": "500m"}}))
     with pytest.raises(ApiError, match=r'nvidia\.com/gpu\]: "8 GPUs" is not a quantity'):
         await objects.patch(path, {"spec": {"perNamespace": {"maxResources": {"nvidia.com/gpu": "8 GPUs"}}}})
+
+
+async def test_a_change_of_a_queue_does_not_inherit_the_reason_of_the_one_before(objects: Objects) -> None:
+    manifest = queue(quotas=[quota()])
+    manifest["metadata"]["annotations"] = {CHANGE_WHY: "it is new"}
+    path = await objects.create(manifest)
+
+    async def change(reason: str | None = None, **spec: object) -> str:
+        body: dict[str, Any] = {"spec": spec} if spec else {}
+        if reason is not None:
+            body["metadata"] = {"annotations": {CHANGE_WHY: reason}}
+        await objects.patch(path, body)
+        return str((await objects.get(path))["metadata"]["annotations"][CHANGE_WHY])
+
+    assert (await objects.get(path))["metadata"]["annotations"][CHANGE_WHY] == "it is new"
+    assert await change("more servers", quotas=[quota(16)]) == "more servers"
+    assert await change("another story") == "more servers", "the reason of what was done is not written anew"
+    assert await change(quotas=[quota(8)]) == ""
+    assert await change("too late") == ""
+    assert await change("few servers", quotas=[quota(4)]) == "few servers"
+    # As a manifest that is applied again and again says it.
+    assert await change("few servers", quotas=[quota(2)]) == ""

@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Step, WorkloadState
 from queuectl.model.plan import Eviction, Preempt
-from queuectl.model.policy import Cause
+from queuectl.model.policy import Cause, Quota
 from queuectl.model.reasons import Reason, why
 from queuectl.store import tables
 from tests.store.scene import DELETED, GPU, PREEMPTED, REQUEUE, SUCCEEDED, UP, Scene, admission
@@ -281,7 +281,7 @@ async def cohort(scene: Scene) -> Scene:
     await scene.submit("b1", "b2", queue="b")
     await scene.nodes(n1=100)
     await scene.cycle(
-        quotas={"a": {cell: 4}, "b": {cell: 4}},
+        quotas={"a": {cell: Quota(4)}, "b": {cell: Quota(4)}},
         limits={"a": {cell: 8}, "b": {cell: 6}, "team": {cell: 8}, "root": {cell: 8}},
     )
     return scene
@@ -328,7 +328,7 @@ async def test_a_cohort_without_a_row_lends_nothing(cohort: Scene) -> None:
 async def test_limits_are_no_quota_edits(cohort: Scene) -> None:
     cell = ("a100", GPU)
     await cohort.cycle(limits={"a": {cell: 5}, "team": {}})
-    await cohort.cycle(quotas={"a": {cell: 3}}, changed_by={"a": "alice"})
+    await cohort.cycle(quotas={"a": {cell: Quota(3)}}, changed_by={"a": "alice"})
     rooms = {key[0]: row[0] for key, row in (await cohort.room(tables.quota_room)).items()}
     assert rooms == {"a": 3, "b": 6, "root": 8}
     versions = "SELECT queue, from_nominal, to_nominal, changed_by FROM quota_version ORDER BY id"

@@ -7,6 +7,7 @@ from sqlalchemy.exc import IntegrityError
 
 from queuectl.model.lifecycle import AttemptState, End, Outcome, Step, Workload, WorkloadState
 from queuectl.model.plan import Admission, Placement
+from queuectl.model.policy import Quota
 from queuectl.model.reasons import Reason, why
 from queuectl.model.resources import MAX_AMOUNT
 from queuectl.store import reserve, tables
@@ -142,18 +143,47 @@ async def test_a_resource_that_vanishes_from_a_node_and_comes_back(scene: Scene)
 
 
 async def test_quota_versions_say_who_when_from_and_to(scene: Scene) -> None:
-    await scene.quota(nominal=8, changed_by={"q": "alice"}, now=10.0)
-    await scene.quota(nominal=8, changed_by={"q": "nobody"}, now=20.0)
+    await scene.quota(nominal=8, changed_by={"q": "alice"}, change_why={"q": "new servers"}, now=10.0)
+    await scene.quota(nominal=8, changed_by={"q": "nobody"}, change_why={"q": "no reason"}, now=20.0)
     await scene.quota(nominal=4, changed_by={"q": "bob"}, now=30.0)
     await scene.cycle(queues_gone=["q"], changed_by={"q": "carol"}, now=40.0)
     await scene.cycle(queues_gone=["q"], changed_by={"q": "carol"}, now=50.0)
 
     versions = await scene.rows(
-        "SELECT from_nominal, to_nominal, changed_by, extract(epoch FROM changed_at)::int FROM quota_version ORDER BY id"
+        "SELECT from_nominal, to_nominal, changed_by, extract(epoch FROM changed_at)::int, why FROM quota_version"
+        " ORDER BY id"
     )
-    assert versions == [(None, 8, "alice", 10), (8, 4, "bob", 30), (4, None, "carol", 40)]
+    assert versions == [
+        (None, 8, "alice", 10, "new servers"),
+        (8, 4, "bob", 30, ""),
+        (4, None, "carol", 40, ""),
+    ]
     events = await scene.rows("SELECT message FROM event WHERE kind = 'QuotaChanged' ORDER BY id")
+    assert events[0] == ("Quota of queue q in flavor a100: nvidia.com/gpu from nothing to 8 by alice: new servers",)
     assert events[1] == ("Quota of queue q in flavor a100: nvidia.com/gpu from 8 to 4 by bob.",)
+
+
+async def test_a_limit_that_changes_is_a_version_too(scene: Scene) -> None:
+    cell = ("a100", GPU)
+    for at, quota in enumerate([Quota(8), Quota(8, 4), Quota(8, 4, 0), Quota(8, None, 0), Quota(8, None, 0)]):
+        await scene.cycle(quotas={"q": {cell: quota}}, now=float(at))
+    newest_first = await scene.ledger.quota_history("q")
+    limits = [
+        (row["changed_at"], *(row[f"{way}_{part}"] for part in ("borrowing_limit", "lending_limit") for way in ("from", "to")))
+        for row in newest_first
+    ]  # fmt: skip
+    assert limits == [
+        (3.0, 4, None, 0, 0),
+        (2.0, 4, 4, None, 0),
+        (1.0, None, 4, None, None),
+        (0.0, None, None, None, None),
+    ]
+    assert await scene.ledger.quota_history("q", limit=1) == newest_first[:1]
+    assert await scene.ledger.quota_history("other") == []
+    [event] = await scene.rows("SELECT message FROM event WHERE kind = 'QuotaChanged' ORDER BY id DESC LIMIT 1")
+    assert event == (
+        "Quota of queue q in flavor a100: nvidia.com/gpu borrowing limit from 4 to none by somebody unknown.",
+    )
 
 
 async def test_amounts_saturate(scene: Scene) -> None:

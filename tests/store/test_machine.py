@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, WorkloadState
 from queuectl.model.plan import Admission, Eviction, Placement, Preempt
-from queuectl.model.policy import Cause
+from queuectl.model.policy import Cause, Quota
 from queuectl.model.reasons import Reason, why
 from queuectl.store import tables
 from queuectl.store.engine import Fenced, open_engine
@@ -150,7 +150,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 submissions=[workload(uid, queue=queue) for uid, queue in submitted.items()],
                 nodes={node: {GPU: gpus} for node, gpus in nodes.items()},
                 nodes_gone=gone,
-                quotas={queue: {("f", GPU): gpus} for queue, gpus in quotas.items()},
+                quotas={queue: {("f", GPU): Quota(gpus)} for queue, gpus in quotas.items()},
                 queues_gone=queues_gone,
                 limits={} if top is None else {TOP: {("f", GPU): top}},
                 ancestors=dict.fromkeys(QUEUES, (TOP,)),

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from queuectl.model.policy import FairRule, Prefer, Reclaim, Stop, VictimChoice, Within
+from queuectl.model.policy import FairRule, OverQuota, Prefer, Reclaim, Stop, VictimChoice, Within
 from queuectl.simulate.form import GPU
 
 FLAVORS = ["red", "blue"]
@@ -50,6 +50,7 @@ def leaves(draw: st.DrawFn, name: str, above: list[str]) -> dict[str, Any]:
         "preemption": draw(preemption()),
         "maxRunning": draw(st.sampled_from([None, None, None, 2])),
         "perUser": draw(st.sampled_from([None, None, {"maxRunning": 1}, {"maxResources": {GPU: 3}}])),
+        "whenOverQuota": draw(st.sampled_from(OverQuota)).value,
         "quotas": draw(quotas(limits=True)),
         "flavorChoice": {
             "whenCanBorrow": draw(st.sampled_from(Stop)).value,
