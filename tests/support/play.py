@@ -11,13 +11,15 @@ import heapq
 import itertools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from queuectl.demo.observer import Observer
+from queuectl.demo.watch import Watch
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
-from queuectl.kube.names import API, ATTEMPT_LABEL, JOB_LABEL, ROLE_LABEL, pods_path
+from queuectl.kube.names import API, ATTEMPT_LABEL, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes
 from queuectl.simulate.clockwork import REQUEUED, Entry, Run, State
@@ -33,7 +35,6 @@ Action = Callable[[], Awaitable[object]]
 
 REST_SECONDS = 90.0  # until all has come to rest after an instant
 LATE_SECONDS = 20.0  # at rest, until what is wanted of that instant shows
-LOOK_SECONDS = 0.1
 QUIET_CYCLES = 5  # at the end, of those in which nobody may be evicted
 MARKER = "marker"  # a held job: that its change is answered shows that the controller has heard of all before it
 _numbers = itertools.count(1)
@@ -62,17 +63,22 @@ async def perform(
             controller.start()
             await controller.until_leading()
 
+    seen_jobs, seen_pods = Seen(kube, jobs_path()), Seen(kube, pods_path())
     stages = [Stage(kube, kubeconfig, database_url, folder, f"scenario-{next(_numbers)}") for _ in scenarios]
-    plays = [Play(scenario, stage, restart) for scenario, stage in zip(scenarios.values(), stages, strict=True)]
+    plays = [
+        Play(scenario, stage, restart, seen_jobs, seen_pods)
+        for scenario, stage in zip(scenarios.values(), stages, strict=True)
+    ]
     try:
         for stage in stages:
             await stage.open()
         await restart()
-        async with observing(stages[0], everywhere=True) as observer:
+        async with seen_jobs.kept(), seen_pods.kept(), observing(stages[0], everywhere=True) as observer:
             await asyncio.gather(*(play.run() for play in plays))
             for play in plays:
                 play.compare(observer)
         await asyncio.gather(*(play.clear() for play in plays))
+        await ledger.until_free(stages[0], everywhere=True)
     finally:
         controller.stop()
         for stage in stages:
@@ -80,16 +86,48 @@ async def perform(
     return {name: play.result for name, play in zip(scenarios, plays, strict=True)}
 
 
+class Seen:
+    """All objects of a kind as last seen. One for all plays, so that they may look as often as they like."""
+
+    def __init__(self, client: KubeClient, path: str) -> None:
+        self._items: dict[str, Object] = {}
+        self._watch = Watch(client, path, self._on_list, self._on_event)
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[Self]:
+        """Keep it current meanwhile."""
+        task = asyncio.create_task(self._watch.run())
+        try:
+            await self._watch.listed.wait()
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def of(self, namespace: str) -> list[Object]:
+        return [item for item in self._items.values() if item["metadata"]["namespace"] == namespace]
+
+    def _on_list(self, items: list[Object]) -> None:
+        self._items = {item["metadata"]["uid"]: item for item in items}
+
+    def _on_event(self, item: Object, gone: bool) -> None:  # noqa: FBT001
+        if gone:
+            self._items.pop(item["metadata"]["uid"], None)
+        else:
+            self._items[item["metadata"]["uid"]] = item
+
+
 class Play:
     """One scenario on its way. Its jobs all go to the stage's namespace; other names are the stage's, a dash, theirs."""
 
-    def __init__(self, scenario: Scenario, stage: Stage, restart: Action) -> None:
+    def __init__(self, scenario: Scenario, stage: Stage, restart: Action, jobs: Seen, pods: Seen) -> None:
         """Write down what is to happen. ``restart`` ends the controller as a crash would, and starts it."""
         self.now = 0.0
         self.result = Run()
         self._scenario = scenario
         self._stage = stage
         self._restart = restart
+        self._seen_jobs, self._seen_pods = jobs, pods
         self._order = itertools.count()
         self._agenda: list[tuple[float, int, Action]] = []
         self._forms = {name: form for form in scenario.jobs for name in form.names}
@@ -142,7 +180,7 @@ class Play:
                 )
 
     async def clear(self) -> None:
-        """Delete all jobs; they must leave nothing, and the ledger must not contradict itself on the way."""
+        """Delete all jobs and see them go."""
         for name in [MARKER, *self._uids]:
             try:
                 await self._stage.delete_job(name)
@@ -157,7 +195,6 @@ class Play:
             return not await self._stage.jobs()
 
         await eventually(gone, "all jobs are gone")
-        await ledger.until_free(self._stage)
 
     # What users, admins and machines do
 
@@ -228,7 +265,7 @@ class Play:
 
     async def _end_pods(self, job: str, *, failed: bool = False) -> None:
         """End the pods that the job waits for, or one with a failure."""
-        await self._observe()
+        self._observe()
         spec = self._jobs[job]["spec"] if job in self._jobs else {"roles": []}
         needed = {role["name"] for role in spec["roles"] if role.get("mustSucceed", True)}
         pods = [pod for pod in self._current(job) if pod["metadata"]["labels"][ROLE_LABEL] in needed]
@@ -268,23 +305,20 @@ class Play:
         generation = (await self._stage.patch_job(MARKER, patch))["metadata"]["generation"]
 
         async def answered() -> bool:
-            await self._observe()
-            return bool(_status(self._jobs[MARKER]).get("observedGeneration") == generation)
+            self._observe()
+            marker = self._jobs.get(MARKER, {})
+            return bool(_status(marker).get("observedGeneration") == generation)
 
-        limit = time.monotonic() + REST_SECONDS
-        while not await answered():
-            assert time.monotonic() < limit, f"no controller answers within {REST_SECONDS:g} s"
-            await asyncio.sleep(LOOK_SECONDS)
+        await eventually(answered, f"the controller answers {self._stage.name}", seconds=REST_SECONDS)
         return {name: _told(job) for name, job in self._jobs.items() if name != MARKER}, {
             pod["metadata"]["uid"]: pod["metadata"]["resourceVersion"] for pods in self._pods.values() for pod in pods
         }
 
-    async def _observe(self) -> None:
+    def _observe(self) -> None:
         """Look at jobs and pods, and write down what the clock is to do to them."""
-        jobs, pods = await self._stage.jobs(), await self._stage.pods()
-        self._jobs = {job["metadata"]["name"]: job for job in jobs}
+        self._jobs = {job["metadata"]["name"]: job for job in self._seen_jobs.of(self._stage.namespace)}
         self._pods = {}
-        for pod in pods:
+        for pod in self._seen_pods.of(self._stage.namespace):
             self._pods.setdefault(pod["metadata"]["labels"][JOB_LABEL], []).append(pod)
         for name, form in self._forms.items():
             status, current = _status(self._jobs.get(name, {})), self._current(name)
@@ -301,7 +335,7 @@ class Play:
                     self._once(form.grace, lambda known=known: self._remove_pod(known), "stop", known)  # type: ignore[misc]
 
     async def _succeed(self, job: str, attempt: str) -> None:
-        await self._observe()
+        self._observe()
         if str(_status(self._jobs.get(job, {})).get("attempt")) == attempt:
             await self._end_pods(job)
 
