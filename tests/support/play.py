@@ -279,9 +279,7 @@ class Play:
                 await self._annotate(pod["metadata"]["name"], {f"{_SIMULATED}/never-ready": None})
 
     async def _remove_pod(self, name: str) -> None:
-        await self._quietly(
-            self._stage.client.request("DELETE", pods_path(self._stage.namespace, name), body={"gracePeriodSeconds": 0})
-        )
+        await self._quietly(self._stage.delete_pod(name, at_once=True))
 
     # Rest
 
