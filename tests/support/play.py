@@ -3,12 +3,14 @@
 The clock stands still while anything moves. It goes on to the next instant when the controller has answered what was
 asked of it after the last change, and nothing is on its way any more but what waits for the clock itself (a pod that
 takes `startSeconds`, runs for `run`, or stops for `grace`). So what the verdict judges, the order of things and what
-has come of each instant, does not depend on how fast the machine is.
+has come of each instant, does not depend on how fast the machine is. Only where limits of the controller itself may
+pass (a start deadline, a back-off, `minRunSeconds` ...) real time counts: PACE of it for each of the scenario's seconds.
 """
 
 import asyncio
 import heapq
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -16,6 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from queuectl.core.lifecycle import BackOff
 from queuectl.demo.observer import Observer
 from queuectl.demo.watch import Watch
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
@@ -23,7 +26,7 @@ from queuectl.kube.names import API, ATTEMPT_LABEL, JOB_LABEL, ROLE_LABEL, jobs_
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes
 from queuectl.simulate.clockwork import REQUEUED, Entry, Run, State
-from queuectl.simulate.form import EventForm, JobForm, NodeForm, Scenario, edited
+from queuectl.simulate.form import EventForm, JobForm, NodeForm, Scenario, WantForm, edited
 from queuectl.simulate.verdict import differences
 from tests.support import ledger, manifests
 from tests.support.eventually import eventually
@@ -33,8 +36,10 @@ from tests.support.stage import STAGE_LABEL, Controller, Stage
 Object = dict[str, Any]
 Action = Callable[[], Awaitable[object]]
 
+PACE = 0.25  # real seconds for each of a scenario with limits that the controller keeps; those are as much shorter
 REST_SECONDS = 90.0  # until all has come to rest after an instant
-LATE_SECONDS = 20.0  # at rest, until what is wanted of that instant shows
+LATE_SECONDS = 20.0  # until what is wanted of an instant shows; the clock stands still meanwhile
+LOOK_SECONDS = 0.2
 QUIET_CYCLES = 5  # at the end, of those in which nobody may be evicted
 MARKER = "marker"  # a held job: that its change is answered shows that the controller has heard of all before it
 _numbers = itertools.count(1)
@@ -53,7 +58,12 @@ async def perform(
     all jobs are deleted. Raises AssertionError when a gang was partial, room was given away twice, or is not free.
     """
     policy = next(iter(scenarios.values())).policy
-    env = {"QUEUECTL_FAIR_SHARING": ",".join(policy.fair_sharing)}
+    back_off = BackOff()
+    env = {
+        "QUEUECTL_FAIR_SHARING": ",".join(policy.fair_sharing),
+        "QUEUECTL_BACK_OFF_FIRST": str(back_off.first * PACE),
+        "QUEUECTL_BACK_OFF_LONGEST": str(back_off.longest * PACE),
+    }
     controller = Controller(kubeconfig, database_url, folder, "scenarios", env)
     restarting = asyncio.Lock()
 
@@ -146,18 +156,26 @@ class Play:
             for name in form.names:
                 self._at(form.at, lambda form=form, name=name: self._submit(form, name))  # type: ignore[misc]
         for want in scenario.want:
-            if want.at is not None:
-                self._at(want.at, _nothing)
+            for when in {want.at, *(want.started_by or {}).values()} - {None}:
+                self._at(when, _look_only)  # type: ignore[arg-type]
+        self._timed = any(form.start_deadline_seconds or form.max_run_seconds for form in scenario.jobs) or any(
+            event.fail for event in scenario.events
+        )
+        for queue in scenario.queues:
+            rules = queue.preemption
+            self._timed = self._timed or bool(rules and (rules.wait_seconds or rules.min_run_seconds))
+        self._began = 0.0
 
     async def run(self) -> Run:
         """Play to the end: ``until``, or when nothing is left to happen."""
         await self._set_up()
+        self._began = time.monotonic()
         while self._agenda and (self._scenario.until is None or self._agenda[0][0] <= self._scenario.until):
-            self.now = self._agenda[0][0]
-            await _next_second()  # the API server keeps whole seconds, and what comes later has to be newer
-            while self._agenda and self._agenda[0][0] <= self.now:
-                while self._agenda and self._agenda[0][0] <= self.now:
-                    await heapq.heappop(self._agenda)[2]()
+            await self._until_due()
+            while actions := self._due():
+                await _next_second()  # the API server keeps whole seconds, and what comes later has to be newer
+                for action in actions:
+                    await action()
                 if not await self._rest():
                     return self.result
             await self._look()
@@ -226,6 +244,7 @@ class Play:
         manifest = form.manifest(name)
         manifest["metadata"]["namespace"] = self._stage.namespace
         manifest["spec"]["queue"] = self._full(form.queue)
+        self._paced(manifest["spec"], "startDeadlineSeconds", "maxRunSeconds")
         annotations = {
             f"{_SIMULATED}/never-ready": "true" if form.start_seconds else None,
             f"{_SIMULATED}/stop-after": "1000h" if form.grace else None,
@@ -281,7 +300,29 @@ class Play:
     async def _remove_pod(self, name: str) -> None:
         await self._quietly(self._stage.delete_pod(name, at_once=True))
 
-    # Rest
+    # Time
+
+    async def _until_due(self) -> None:
+        """Set the clock to what is next; at its pace where real time counts."""
+        while self._timed and (left := self._began + self._agenda[0][0] * PACE - time.monotonic()) > 0:
+            self.now = max(self.now, self._agenda[0][0] - left / PACE)
+            self._observe()
+            await self._read_history()
+            await asyncio.sleep(min(left, LOOK_SECONDS))
+        self.now = max(self.now, self._agenda[0][0])
+
+    def _due(self) -> list[Action]:
+        """Take what is due off the agenda."""
+        actions = []
+        while self._agenda and self._agenda[0][0] <= self.now:
+            actions.append(heapq.heappop(self._agenda)[2])
+        return [action for action in actions if action is not _look_only]
+
+    def _paced(self, spec: Object, *limits: str) -> None:
+        """Shorten the limits that the controller keeps."""
+        for limit in limits:
+            if self._timed and spec.get(limit):
+                spec[limit] = math.ceil(spec[limit] * PACE)
 
     async def _rest(self) -> bool:
         """Wait until all that this instant sets off has happened."""
@@ -362,14 +403,20 @@ class Play:
     async def _look(self) -> None:
         """Keep the states of this instant, as soon as they are as wanted."""
         wants = [want for want in self._scenario.want if want.at == self.now]
-        wanted = self._scenario.model_copy(update={"want": wants})
+        started = [
+            {job: by} for want in self._scenario.want for job, by in (want.started_by or {}).items() if by == self.now
+        ]
+        wanted = self._scenario.model_copy(
+            update={"want": [*wants, *(WantForm.model_validate({"startedBy": each}) for each in started)]}
+        )
         limit = time.monotonic() + LATE_SECONDS
-        while wants:
+        while wanted.want:
+            self._observe()
+            await self._read_history()
             self.result.looks[self.now] = self._states()
             if not differences(wanted, self.result) or time.monotonic() > limit:
                 return
-            await self._ask()
-            await self._read_history()
+            await asyncio.sleep(LOOK_SECONDS)
 
     def _states(self) -> dict[str, State]:
         return {name: self._state(name) for name in self._uids}
@@ -415,9 +462,10 @@ class Play:
         return f"{self._stage.name}-{name}"
 
     def _rename(self, queue: Object) -> None:
-        """Have a queue's spec refer to the names that its parent and flavors have here."""
+        """Have a queue's spec refer to the names that its parent and flavors have here, and its limits pass in time."""
         if queue.get("parent"):
             queue["parent"] = self._full(queue["parent"])
+        self._paced(queue.get("preemption", {}), "waitSeconds", "minRunSeconds")
         for quota in queue.get("quotas") or ():
             quota["flavor"] = self._full(quota["flavor"])
 
@@ -441,7 +489,7 @@ class Play:
                 raise
 
 
-async def _nothing() -> None:
+async def _look_only() -> None:
     pass
 
 
