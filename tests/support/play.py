@@ -208,7 +208,7 @@ class Play:
 
         async def gone() -> bool:
             for pod in await self._stage.pods():
-                if pod["metadata"].get("deletionTimestamp"):
+                if _is_stopping(pod):
                     await self._remove_pod(pod["metadata"]["name"])
             return not await self._stage.jobs()
 
@@ -369,7 +369,7 @@ class Play:
             if form.run is not None and status.get("phase") == "Running":
                 self._once(form.run, lambda n=name, a=attempt: self._succeed(n, a), "run", name, attempt)  # type: ignore[misc]
             for pod in self._pods.get(name, ()):
-                if form.grace and pod["metadata"].get("deletionTimestamp"):
+                if form.grace and _is_stopping(pod):
                     known = pod["metadata"]["name"]
                     self._once(form.grace, lambda known=known: self._remove_pod(known), "stop", known)  # type: ignore[misc]
 
@@ -384,7 +384,7 @@ class Play:
 
     def _moves(self, job: Object) -> str:
         name, status = job["metadata"]["name"], _status(job)
-        stopping = [pod for pod in self._pods.get(name, ()) if pod["metadata"].get("deletionTimestamp")]
+        stopping = [pod for pod in self._pods.get(name, ()) if _is_stopping(pod)]
         if any(("stop", pod["metadata"]["name"]) not in self._waiting for pod in stopping):
             return "stopping"
         if stopping:
@@ -425,7 +425,8 @@ class Play:
         if name not in self._jobs:
             return State("Stopping", "Deleted", "it is gone", 0)
         status = _status(self._jobs[name])
-        ready = sum(_is_ready(pod) for pod in self._current(name))
+        up = status.get("phase") == "Running"
+        ready = sum(_is_ready(pod) and not (up and _is_stopping(pod)) for pod in self._current(name))
         return State(status.get("phase", "Pending"), status.get("reason", "none"), status.get("message", ""), ready)
 
     def _current(self, job: str) -> list[Object]:
@@ -505,6 +506,10 @@ def _status(job: Object) -> Object:
 def _told(job: Object) -> Object:
     """Return a job's status without what drifts on while nothing happens."""
     return {key: value for key, value in _status(job).items() if key in {"phase", "reason", "attempt", "assignments"}}
+
+
+def _is_stopping(pod: Object) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
 
 
 def _is_ready(pod: Object) -> bool:
