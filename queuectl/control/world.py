@@ -402,6 +402,7 @@ class World:
             self._on_node.get(placement.node, set()).discard(workload.uid)
         self._recount(attempt)
         self.touched |= self.holdings.claims
+        self.restated |= self.holdings.claims  # they say for whom they wait
         if end.why.reason is Reason.MISCONFIGURED:
             self._barred[workload.uid] = attempt.generation
         self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile

@@ -384,7 +384,10 @@ class Play:
 
     def _moves(self, job: Object) -> str:
         name, status = job["metadata"]["name"], _status(job)
-        stopping = [pod for pod in self._pods.get(name, ()) if _is_stopping(pod)]
+        pods = self._pods.get(name, ())
+        if any(f"{_SIMULATED}/run-seconds" in pod["metadata"].get("annotations", {}) and _runs(pod) for pod in pods):
+            return "about to end"
+        stopping = [pod for pod in pods if _is_stopping(pod)]
         if any(("stop", pod["metadata"]["name"]) not in self._waiting for pod in stopping):
             return "stopping"
         if stopping:
@@ -510,6 +513,10 @@ def _told(job: Object) -> Object:
 
 def _is_stopping(pod: Object) -> bool:
     return "deletionTimestamp" in pod["metadata"]
+
+
+def _runs(pod: Object) -> bool:
+    return pod["status"].get("phase") == "Running" and not _is_stopping(pod)
 
 
 def _is_ready(pod: Object) -> bool:
