@@ -383,23 +383,18 @@ class Play:
         return [f"{name} is {why}" for name, job in self._jobs.items() if name != MARKER and (why := self._moves(job))]
 
     def _moves(self, job: Object) -> str:
-        name, status = job["metadata"]["name"], _status(job)
-        pods = self._pods.get(name, ())
-        if any(f"{_SIMULATED}/run-seconds" in pod["metadata"].get("annotations", {}) and _runs(pod) for pod in pods):
-            return "about to end"
-        stopping = [pod for pod in pods if _is_stopping(pod)]
-        if any(("stop", pod["metadata"]["name"]) not in self._waiting for pod in stopping):
-            return "stopping"
-        if stopping:
-            return ""
-        if job["metadata"].get("deletionTimestamp"):
-            return "being deleted"
-        if status.get("observedGeneration") != job["metadata"]["generation"]:
-            return "not looked at yet"
-        waits = status["phase"] == "Starting" and ("start", name, str(status["attempt"])) in self._waiting
-        if status["phase"] in {"Starting", "Stopping"} and not waits:
-            return str(status["phase"])
-        return ""
+        name, status, pods = job["metadata"]["name"], _status(job), self._pods.get(job["metadata"]["name"], ())
+        stopping = [pod["metadata"]["name"] for pod in pods if _is_stopping(pod)]
+        starting = ("start", name, str(status.get("attempt"))) in self._waiting
+        ways = {
+            "about to end": any(_is_ending(pod) for pod in pods),
+            "stopping": any(("stop", pod) not in self._waiting for pod in stopping),
+            "being deleted": _is_stopping(job) and not stopping,
+            "not looked at yet": status.get("observedGeneration") != job["metadata"]["generation"] and not stopping,
+            "starting": status.get("phase") == "Starting" and not starting,
+            "ending": status.get("phase") == "Stopping" and not stopping,
+        }
+        return next((way for way, holds in ways.items() if holds), "")
 
     # What is seen
 
@@ -511,12 +506,14 @@ def _told(job: Object) -> Object:
     return {key: value for key, value in _status(job).items() if key in {"phase", "reason", "attempt", "assignments"}}
 
 
-def _is_stopping(pod: Object) -> bool:
-    return "deletionTimestamp" in pod["metadata"]
+def _is_stopping(item: Object) -> bool:
+    return "deletionTimestamp" in item["metadata"]
 
 
-def _runs(pod: Object) -> bool:
-    return pod["status"].get("phase") == "Running" and not _is_stopping(pod)
+def _is_ending(pod: Object) -> bool:
+    """Tell whether a pod that runs has been told how to end."""
+    told = f"{_SIMULATED}/run-seconds" in pod["metadata"].get("annotations", {})
+    return told and pod["status"].get("phase") == "Running" and not _is_stopping(pod)
 
 
 def _is_ready(pod: Object) -> bool:
