@@ -57,6 +57,7 @@ class Reporter:
         self._drifting: dict[str, None] = {}
         self._review: Iterator[str] = iter(())  # of those that wait, after each plan
         self._reviewed: Plan | None = None
+        self._waiting_first = False
         self._wake = asyncio.Event()
         self._events: deque[dict[str, object]] = deque(maxlen=EVENTS_KEPT)
         self._event_wake = asyncio.Event()
@@ -158,10 +159,20 @@ class Reporter:
                 await self._try_write(uid)
 
     def _drifted(self) -> str | None:
-        """Return a job whose status is to be written next, though nothing hangs on it."""
-        uid = next((uid for uid in self._drifting if uid not in self._busy), None)
-        if uid is not None:
-            return uid
+        """Return a job whose status is to be written next, though nothing hangs on it.
+
+        Those that were changed and those that wait take turns, so that many of the ones never keep back the others.
+        """
+        self._waiting_first = not self._waiting_first
+        if self._waiting_first:
+            return self._outdated() or self._changed()
+        return self._changed() or self._outdated()
+
+    def _changed(self) -> str | None:
+        return next((uid for uid in self._drifting if uid not in self._busy), None)
+
+    def _outdated(self) -> str | None:
+        """Return one that waits and whose status does not say what the plan does."""
         for _ in range(LOOKED_AT):
             uid = next(self._review, None)
             if uid is None:

@@ -435,6 +435,7 @@ class World:
         self._recount(attempt)
         self._leave_claims((attempt.uid, attempt.number))
         self.touched |= self.holdings.claims
+        self.restated |= self.holdings.claims  # they say for whom they wait
         if end.why.reason is Reason.MISCONFIGURED:
             self._barred[workload.uid] = attempt.generation
         self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile
