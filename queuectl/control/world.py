@@ -38,6 +38,9 @@ from queuectl.model.work import Work
 
 AttemptKey = tuple[str, int]  # workload uid, number
 
+# Ends that follow from decisions alone, not from anything outside.
+_OF_OURS = {Reason.PREEMPTED, Reason.PROMISE_LOST, Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
+
 
 @dataclass
 class Changes:
@@ -83,6 +86,8 @@ class World:
         self._replant = True
         self.waiting = Backlog()
         self._version = 0  # of what queues, flavors and nodes are
+        self._stirs: dict[str, int] = {}  # jobs that came, went or changed, by the root of their queue's tree
+        self._winners: dict[str, tuple[int, int]] = {}  # who has preempted, and in which state of things
         self._stale: set[str] = set()  # workloads that wait, or that wait no more, unlike what the backlog says
 
     # What informers tell
@@ -186,6 +191,7 @@ class World:
             self.changes.submissions.add(uid)
             self.restated.add(uid)
             self.holdings.look_again((uid,))
+            self._stir((new or old).gang.queue)  # type: ignore[union-attr]
 
     # What the ledger says
 
@@ -210,6 +216,8 @@ class World:
         self.holdings.add(self.workloads[attempt.uid], attempt)
         if attempt.holds:
             self.history.begin(workload.queue, attempt.quota, attempt.admitted_at)
+        else:
+            self._winners[attempt.uid] = self._state(workload.queue)
         for placement in attempt.placements:
             self._on_node.setdefault(placement.node, set()).add(attempt.uid)
         self._recount(attempt)
@@ -301,6 +309,7 @@ class World:
             self.holdings.plant(self.queues, broken)
             self._replant = False
             self.touched |= self.holdings.claims  # quotas may no longer hold what they were promised
+        self._forgive()
         stale, self._stale = self._stale, set()
         waiting = [self._gang(self.jobs[uid], self.workloads[uid]) for uid in stale if self._waits(uid)]
         self.waiting.update(waiting, gone=stale)
@@ -436,6 +445,8 @@ class World:
         self._leave_claims((attempt.uid, attempt.number))
         self.touched |= self.holdings.claims
         self.restated |= self.holdings.claims  # they say for whom they wait
+        if end.why.reason not in _OF_OURS:
+            self._stir(workload.queue)
         if end.why.reason is Reason.MISCONFIGURED:
             self._barred[workload.uid] = attempt.generation
         self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile
@@ -531,13 +542,35 @@ class World:
             job.gang,
             priority=workload.priority,
             preemptible=given.preemptible,
-            preempts=given.preempts,
+            preempts=given.preempts and workload.uid not in self._winners,
             waits_since=workload.requeued_at,
             seq=workload.seq,
             submitted_at=workload.submitted_at,
             not_before=workload.not_before,
             last_end=str(workload.last_end.why) if workload.last_end else "",
         )
+
+    def _state(self, queue: str) -> tuple[int, int]:
+        """Return what tells a state of things from others, as far as it comes from outside."""
+        node = self.holdings.later.nodes.get(queue)
+        return (self._version, self._stirs.get(node.root.name if node else queue, 0))
+
+    def _stir(self, queue: str) -> None:
+        node = self.holdings.later.nodes.get(queue)
+        root = node.root.name if node else queue
+        self._stirs[root] = self._stirs.get(root, 0) + 1
+
+    def _forgive(self) -> None:
+        """Let those preempt again for whom something has changed from outside since they did.
+
+        Else rules that don't agree could have gangs evict each other in a circle for ever: one takes back what its
+        queue owns, a higher priority of its own queue takes that, and a third takes it by its fair share.
+        """
+        for uid, state in list(self._winners.items()):
+            workload = self.workloads.get(uid)
+            if workload is None or self._state(workload.queue) != state:
+                del self._winners[uid]
+                self._stale.add(uid)
 
     def _priority(self, job: Job) -> int:
         return self._class_of(job).value

@@ -37,6 +37,7 @@ from queuectl.store.rows import attempt_from_row, placements_by_attempt, quota_t
 
 MAX_GANGS = 500
 MAX_RESERVATIONS = 10_000
+KEPT_SECONDS = 86_400.0  # of a done step
 MAX_PRUNED = 1000  # rows of each table in one cycle, more than one makes
 
 
@@ -224,20 +225,21 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
 
 async def _is_new(connection: AsyncConnection, request: Request) -> bool:
     """Write the plan's id. Waits for a lost transaction of the same plan; False when that one committed."""
-    await _prune(connection)
+    await _prune(connection, request.now)
     t = tables.plan
     statement = insert(t).values(id=request.plan_id, epoch=request.epoch, admitted=0).on_conflict_do_nothing()
     return await connection.scalar(statement.returning(t.c.id)) is not None
 
 
-async def _prune(connection: AsyncConnection) -> None:
+async def _prune(connection: AsyncConnection, now: float) -> None:
     """Drop plans and done steps that are older than a day, some at a time. Events stay: they are the history."""
-    for table, key, at in (
-        (tables.plan, tables.plan.c.id, tables.plan.c.committed_at),
-        (tables.step, tables.step.c.id, tables.step.c.done_at),
+    p, s = tables.plan, tables.step
+    for table, at, limit in (
+        (p, p.c.committed_at, func.now() - text("interval '1 day'")),
+        (s, s.c.done_at, literal(now - KEPT_SECONDS, tables.UnixTime)),
     ):
-        old = select(key).where(at < func.now() - text("interval '1 day'")).order_by(at).limit(MAX_PRUNED)
-        await connection.execute(delete(table).where(key.in_(old)))
+        old = select(table.c.id).where(at < limit).order_by(at).limit(MAX_PRUNED)
+        await connection.execute(delete(table).where(table.c.id.in_(old)))
 
 
 async def _already_done(connection: AsyncConnection, request: Request) -> CycleResult:

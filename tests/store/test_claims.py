@@ -208,11 +208,11 @@ async def test_who_is_no_victim(full: Scene) -> None:
 
 async def test_a_victim_that_is_ending_anyway_keeps_its_end(full: Scene) -> None:
     await full.move("v1", AttemptState.ENDING, end=SUCCEEDED)
-    steps = await full.rows("SELECT * FROM step")
+    steps = await full.rows("SELECT * FROM step ORDER BY id")
     assert (await claim(full, "p", "v1", n1=4)).victims == (("v1", 1),)
     victim = await full.attempt("v1")
     assert (victim.end, victim.claimed) == (SUCCEEDED, True)
-    assert await full.rows("SELECT * FROM step") == steps
+    assert await full.rows("SELECT * FROM step ORDER BY id") == steps
     await full.move("v1", AttemptState.ENDED)
     assert (await full.workload("v1")).state is WorkloadState.FINISHED
     assert await becomes_reserved(full, "p")
