@@ -1,6 +1,6 @@
 """Attempts that give up a part of their pods to a preemptor and run on.
 
-Revision: 0006, after 0003
+Revision: 0006, after 0005
 """
 
 import sqlalchemy as sa
@@ -8,7 +8,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0006"
-down_revision = "0003"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 

@@ -33,9 +33,9 @@ def run(
     port: Annotated[int | None, typer.Option(help="Port of the same; 0 takes a free one.")] = None,
 ) -> None:
     """Run a controller. Every setting can also come from the environment, as QUEUECTL_NAME."""
-    settings = _settings(kubeconfig=kubeconfig, database_url=database_url, data=data, host=host, port=port)
+    settings = read_settings(kubeconfig=kubeconfig, database_url=database_url, data=data, host=host, port=port)
     _log(settings.log_format)
-    with _database(settings) as url:
+    with database(settings) as url:
         from queuectl.store.engine import WrongCluster
         from queuectl.store.migrate import upgrade
 
@@ -53,8 +53,8 @@ def run(
 @db.command("upgrade")
 def upgrade(database_url: DatabaseUrl = None, data: Data = None) -> None:
     """Bring the ledger's schema up to date. A controller does the same on its start."""
-    settings = _settings(database_url=database_url, data=data)
-    with _database(settings) as url:
+    settings = read_settings(database_url=database_url, data=data)
+    with database(settings) as url:
         from queuectl.store import migrate
 
         migrate.upgrade(url)
@@ -91,7 +91,8 @@ async def _run(settings: "Settings", database_url: str) -> None:
             task.result()
 
 
-def _settings(**flags: Any) -> "Settings":
+def read_settings(**flags: Any) -> "Settings":
+    """Return the settings, flags that are given before the environment. Raises CommandError."""
     from pydantic import ValidationError
 
     from queuectl.control.settings import Settings
@@ -105,8 +106,11 @@ def _settings(**flags: Any) -> "Settings":
 
 
 @contextlib.contextmanager
-def _database(settings: "Settings") -> Iterator[str]:
-    """Yield the URL of the database; an embedded one runs as long as the caller."""
+def database(settings: "Settings", *, shared: bool = False) -> Iterator[str]:
+    """Yield the URL of the database; an embedded one runs as long as the caller.
+
+    ``shared``: use the embedded one of a controller that runs, if there is one.
+    """
     if settings.database_url:
         from queuectl.store.engine import parse_url
 
@@ -124,6 +128,9 @@ def _database(settings: "Settings") -> Iterator[str]:
     from queuectl.store.embedded import EmbeddedPostgres
 
     server = EmbeddedPostgres(settings.data / "postgres")
+    if shared and server.running:
+        yield server.url
+        return
     try:
         yield server.start()
     finally:

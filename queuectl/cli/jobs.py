@@ -212,6 +212,8 @@ def _describe(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> 
 
 
 def _facts(job: Object) -> Iterator[tuple[str, object]]:
+    from queuectl.kube.names import SUBMITTED_BY
+
     meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
     position = status.get("queuePosition")
     facts = {
@@ -227,6 +229,7 @@ def _facts(job: Object) -> Iterator[tuple[str, object]]:
         "Pods ready": pods_of(job),
         "Attempt": f"{status.get('attempt', 0)} ({status.get('failures', 0)} failed of {spec['backoffLimit'] + 1})",
         "Submitted": _when(meta["creationTimestamp"]),
+        "Submitted by": (meta.get("annotations") or {}).get(SUBMITTED_BY),
         "Admitted": _when(status.get("admittedAt")),
         "Started": _when(status.get("startedAt")),
         "Finished": _when(status.get("finishedAt")),

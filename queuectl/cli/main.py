@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from queuectl.cli import change, cluster, controller, jobs, local
+from queuectl.cli import change, cluster, controller, jobs, local, quota
 from queuectl.cli.errors import report
 from queuectl.cli.options import text
 from queuectl.cli.simulate import simulate
@@ -125,6 +125,7 @@ app.command(
     ),
 )(simulate)
 app.command("controller")(controller.run)
+app.add_typer(quota.app, name="quota")
 app.add_typer(controller.db, name="db")
 app.add_typer(local.app, name="local")
 

@@ -30,7 +30,8 @@ from queuectl.model.reasons import Reason
 AT_ONCE = 8
 DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
 _MANY = 8  # names told when none is near
-_NEVER = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA}  # waits that time doesn't end
+# waits that time doesn't end
+_NEVER = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, Reason.EXCEEDS_LIMIT}
 
 Tell = Callable[[str], None]
 
@@ -113,8 +114,8 @@ def _check_twice(documents: Sequence[Document]) -> None:
 
 
 def _check_names(document: Document, known: Known) -> None:
-    queue, name = document.spec["queue"], document.spec.get("priorityClassName")
-    if known.queues is not None and queue not in known.queues:
+    queue, name = document.spec.get("queue"), document.spec.get("priorityClassName")
+    if queue and known.queues is not None and queue not in known.queues:
         document.problems.append(("spec.queue", f'"{queue}" does not exist; {_nearest(queue, known.queues, "queues")}'))
     if name and not known.classes[name]:
         document.problems.append(
@@ -172,6 +173,11 @@ async def _dry_run(client: KubeClient, document: Document, known: Known, *, forc
     job = decode.job(answer).value
     if job.problem is not None:
         document.problems.append(("", str(job.problem)))
+        return
+    queue = job.gang.queue
+    if "queue" not in document.spec and known.queues is not None and queue not in known.queues:
+        told = f'"{queue}", the default of namespace {job.gang.namespace}, does not exist'
+        document.problems.append(("spec.queue", f"{told}; {_nearest(queue, known.queues, 'queues')}"))
         return
     if not force:
         _check_quota(document, job, known)

@@ -143,6 +143,8 @@ class Executor:
             try:
                 self._created(await self._writer.create_pod(manifest))
             except ApiError as error:
+                if pods.lacks_priority_class(error) and self._now() < attempt.admitted_at + GIVE_UP_SECONDS:
+                    raise ApiUnreachableError("the API server has yet to hear of the new PriorityClass") from error
                 permanent = error.status in _PERMANENT
                 raise _RefusedError(manifest["metadata"]["name"], error.message, permanent=permanent) from error
             except NameTakenError as error:

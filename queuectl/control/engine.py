@@ -9,7 +9,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -100,6 +100,7 @@ class Engine:
         """Look at what no event tells of: time limits, and steps that could not be carried out."""
         if now - self._looked_at_all >= LOOK_AT_ALL_SECONDS:
             self._looked_at_all = now
+            self._update_history(now)
             self._world.touched |= self._world.workloads.keys()
         self._swept = now
         self._world.touched |= self._world.overdue(now)
@@ -110,15 +111,19 @@ class Engine:
     async def _move_on(self, now: float) -> None:
         reported, self._reported = self._reported, {}
         moves, leaving = turn.due(self._world, reported, now)
-        if moves:
-            with metrics.LEDGER_SECONDS.labels("advance").time():
-                applied = await self._ledger.advance(self._epoch, moves, now=now)
-            for move in applied:
-                self._take(move, now)
+        await self._make(moves, now)
         if leaving:
             await self._ledger.retire(self._epoch, leaving, now=now)
             for uid in leaving:
                 self._world.forget(uid)
+
+    async def _make(self, moves: Sequence[Move], now: float) -> None:
+        if not moves:
+            return
+        with metrics.LEDGER_SECONDS.labels("advance").time():
+            applied = await self._ledger.advance(self._epoch, moves, now=now)
+        for move in applied:
+            self._take(move, now)
 
     def _take(self, move: Move, now: float) -> None:
         attempt, workload = self._world.attempts[move.uid], self._world.workloads[move.uid]
@@ -138,9 +143,10 @@ class Engine:
     async def _cycle(self, now: float) -> None:
         world, self._plan_again = self._world, False
         started = time.perf_counter()
-        cycle = turn.prepare(world)
+        cycle = turn.prepare(world, now)
         decided = turn.decide(world, cycle, now)
         metrics.PLAN_SECONDS.observe(time.perf_counter() - started)
+        await self._make(decided.evictions, now)
         with metrics.LEDGER_SECONDS.labels("cycle").time():
             result = await self._ledger.cycle(
                 self._epoch,
@@ -152,8 +158,9 @@ class Engine:
                 quotas=cycle.quotas,
                 queues_gone=cycle.queues_gone,
                 changed_by=cycle.changed_by,
+                change_why=cycle.change_why,
                 limits=cycle.limits,
-                ancestors=cycle.ancestors,
+                ancestors=decided.ancestors,
                 admissions=decided.admissions,
                 preemptions=decided.preemptions,
             )
@@ -180,15 +187,23 @@ class Engine:
     def _take_claim(self, attempt: Attempt, preempt: Preempt, leaves: Mapping[str, Leave]) -> None:
         """Take in that the ledger has promised a preemptor its room, and have its victims go."""
         for victim, leave in leaves.items():
-            self._reporter.event(victim, leave.why, warning=True)
             if isinstance(leave, Shrink):
+                self._reporter.event(victim, leave.why, warning=True)
                 self._world.shrinks(victim, leave)
             else:
+                if self._world.attempts[victim].state is not AttemptState.ENDING:
+                    self._reporter.event(victim, leave.why, warning=True)
+                    metrics.ENDED.labels(leave.why.code).inc()
                 self._world.evicted(victim, leave)
-                metrics.ENDED.labels(leave.why.code).inc()
             self.executor.offer(victim)
         self._world.admitted(attempt)
         self._reporter.event(attempt.uid, preempt.why)
+
+    def _update_history(self, now: float) -> None:
+        metrics.HISTORY.clear()
+        for queue, averages in self._world.history.past(now).items():
+            for (flavor, resource), average in averages.items():
+                metrics.HISTORY.labels(queue, flavor, resource).set(float(average))
 
     def _update_gauges(self) -> None:
         world = self._world

@@ -1,6 +1,7 @@
 """What active attempts hold, on nodes and of quotas: now, and as it will be once all victims are gone."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
@@ -47,7 +48,7 @@ class Holdings:
         self._change(workload.queue, attempt.whole, +1, now=attempt.holds, later=not attempt.claimed)
         if attempt.leaving:
             self._change(workload.queue, attempt.leaving, +1, now=True, later=False)
-        if not attempt.holds:
+        if not attempt.holds and not attempt.claimed:
             self.claims.add(attempt.uid)
             self._set_idle(attempt.uid)
         self._set_idle_of_claimers(attempt)  # when a ledger is loaded, a claim may come before its victims
@@ -66,6 +67,8 @@ class Holdings:
         elif attempt.victims != before.victims:
             self._set_idle(attempt.uid)
         if attempt.claimed and not before.claimed:
+            if attempt.uid in self.claims:
+                self._drop_idle(attempt.uid)
             self._change(queue, attempt.whole, -1, now=False, later=True)
         if attempt.leaving and not before.leaving:
             self._change(queue, attempt.leaving, -1, now=False, later=True)
@@ -88,7 +91,7 @@ class Holdings:
     def keeps(self, uid: str) -> bool:
         """Tell whether quotas will hold what is promised to a workload's attempt, once all victims are gone."""
         queue, attempt = self._held[uid]
-        return all(self.later.nodes[queue].available(cell) >= 0 for cell in attempt.quota)
+        return self.later.covers(queue, attempt.quota)
 
     def running(
         self,
@@ -97,41 +100,32 @@ class Holdings:
         covered: Callable[[Attempt, Sequence[Placement]], tuple[tuple[str, int], ...]],
         elastic: Callable[[Attempt], Portion | None],
     ) -> dict[str, list[Running]]:
-        """Return who may be taken, by queue: whoever holds room that nobody has claimed yet.
+        """Return who may be taken, by queue: whoever holds room that nobody has claimed yet, and claims themselves.
 
         ``covered``: disruption budgets, and how many of these pods of the attempt each covers. ``elastic``: the pods
         that it can give up and run on.
         """
         result: dict[str, list[Running]] = {}
         for uid, (queue, attempt) in self._held.items():
-            if attempt.claimed or attempt.leaving or not attempt.holds:
+            if attempt.claimed or attempt.leaving:
                 continue
             candidate = self._candidates.get(uid)
             if candidate is None:
-                workload, (gpus, pods) = workloads[uid], self._sizes[uid]
-                first = workload.first_admitted_at
                 part = elastic(attempt)
-                candidate = self._candidates[uid] = Running(
-                    uid=uid,
-                    queue=queue,
-                    priority=workload.priority,
-                    submitted_at=workload.submitted_at,
-                    admitted_at=attempt.admitted_at if first is None else first,
-                    usage=attempt.quota,
-                    placements=attempt.placements,
-                    evicting=attempt.state is AttemptState.ENDING,
-                    attempt=attempt.number,
-                    name=f"{workload.namespace}/{workload.name}",
-                    gpus=gpus,
-                    pods=pods,
-                    ready_at=attempt.running_at,
-                    saved_at=attempt.saved_at,
-                    preemptions=workload.preemptions,
+                candidate = replace(
+                    self._running(uid, workloads),
                     preemptible=preemptible(attempt),
                     covered=covered(attempt, attempt.placements),
                     elastic=part,
                     elastic_covered=covered(attempt, part.placements) if part else (),
                 )
+            if attempt.holds:
+                self._candidates[uid] = candidate
+            elif attempt.state is AttemptState.CLAIMED and not self._waits_for_parts(uid):
+                # Made anew each time: its victims go one by one.
+                candidate = replace(candidate, instead=self._instead(candidate, workloads))
+            else:
+                continue
             result.setdefault(queue, []).append(candidate)
         return result
 
@@ -169,6 +163,45 @@ class Holdings:
         nodes = [self.now.nodes[name] for name in queues if name in self.now.nodes]
         return {node.name: [above.name for above in node.ancestors()] for node in nodes if node.parent}
 
+    def _running(self, uid: str, workloads: Mapping[str, Workload]) -> Running:
+        workload, (queue, attempt), (gpus, pods) = workloads[uid], self._held[uid], self._sizes[uid]
+        first = workload.first_admitted_at
+        return Running(
+            uid=uid,
+            queue=queue,
+            priority=workload.priority,
+            submitted_at=workload.submitted_at,
+            admitted_at=attempt.admitted_at if first is None else first,
+            usage=attempt.quota,
+            placements=attempt.placements,
+            evicting=attempt.state in {AttemptState.ENDING, AttemptState.CLAIMED},
+            attempt=attempt.number,
+            name=f"{workload.namespace}/{workload.name}",
+            gpus=gpus,
+            pods=pods,
+            ready_at=attempt.running_at,
+            saved_at=attempt.saved_at,
+            preemptions=workload.preemptions,
+        )
+
+    def _instead(self, claim: Running, workloads: Mapping[str, Workload]) -> tuple[Running, ...]:
+        """Return who is there in a claim's room: its victims and, without a uid, what is kept free for it."""
+        victims = [self._running(uid, workloads) for uid in self._victims_there(claim.uid)]
+        idle = self._idle[claim.uid]
+        places = tuple(Placement("", "", node, 1, requests) for node, requests in idle.nodes.items())
+        return (*victims, replace(claim, uid="", usage=idle.quota, placements=places))
+
+    def _victims_there(self, uid: str) -> list[str]:
+        return [
+            victim
+            for victim, number in self._held[uid][1].victims
+            if victim in self._held and self._held[victim][1].number == number
+        ]
+
+    def _waits_for_parts(self, uid: str) -> bool:
+        """Tell whether a claim waits for a gang that shrinks; until that is over nobody takes the claim over."""
+        return any(self._held[victim][1].leaving for victim in self._victims_there(uid))
+
     def _set_idle_of_claimers(self, victim: Attempt) -> None:
         for uid in self.claims:
             if (victim.uid, victim.number) in self._held[uid][1].victims:
@@ -177,8 +210,8 @@ class Holdings:
     def _set_idle(self, uid: str) -> None:
         """Count what is free for a claim already as if the claim were there."""
         queue, attempt = self._held[uid]
-        held = [(number, *self._held[victim]) for victim, number in attempt.victims if victim in self._held]
-        there = [one.leaving or one.whole for number, _, one in held if one.number == number]
+        victims = [self._held[victim][1] for victim in self._victims_there(uid)]
+        there = [victim.leaving or victim.whole for victim in victims]
         self._count_idle(queue, self._idle.pop(uid, Idle()), -1)
         self._idle[uid] = Idle.of(attempt.whole, there)
         self._count_idle(queue, self._idle[uid], +1)

@@ -126,7 +126,7 @@ class Manager:
     async def _act(self, epoch: int) -> None:
         world = World(
             BackOff(self._settings.back_off_first, self._settings.back_off_longest),
-            Policy(fair_sharing=self._settings.fair_sharing),
+            Policy(fair_sharing=self._settings.fair_sharing, usage_half_life=self._settings.usage_half_life),
         )
         writer = Writer(self._client, self._trusted)
         reporter = Reporter(world, writer, self._settings.identity, time.time)
@@ -148,6 +148,7 @@ class Manager:
             ),
             Informer(self._client, "/apis/policy/v1/poddisruptionbudgets", decode.budget, told(world.on_budget)),
             Informer(self._client, f"{API}/resourceflavors", decode.flavor, told(world.on_flavor)),
+            Informer(self._client, "/api/v1/namespaces", decode.namespace, told(world.on_namespace)),
             Informer(self._client, f"{API}/queues", decode.queue, told(world.on_queue)),
             Informer(self._client, "/api/v1/nodes", decode.node, told(world.on_node)),
             Informer(self._client, jobs_path(), decode.job, told(world.on_job)),
@@ -171,7 +172,10 @@ class Manager:
             async with asyncio.timeout(SYNC_SECONDS):
                 for informer in informers:
                     await informer.synced.wait()
-            loaded = await self._ledger.load(list(world.jobs))
+            loaded_at = time.time()
+            loaded = await self._ledger.load(list(world.jobs), half_life=world.history.half_life, now=loaded_at)
+            for queue, averages in loaded.past.items():
+                world.history.recall(queue, averages, loaded_at)
             world.load(loaded.workloads, loaded.attempts, loaded.max_seq)
             log.info("in sync", jobs=len(world.jobs), active=len(world.attempts), nodes=len(world.fleet.node_names()))
             engine.beat = time.monotonic()

@@ -10,6 +10,11 @@ PENDING = Gauge("queuectl_pending_workloads", "Workloads that wait, held ones in
 ACTIVE = Gauge("queuectl_reserving_active_workloads", "Workloads that hold a reservation.", ["queue"])
 QUOTA = Gauge("queuectl_queue_nominal_quota", "Nominal quota, in base units.", ["queue", "flavor", "resource"])
 USAGE = Gauge("queuectl_queue_resource_reservation", "Reserved amount, in base units.", ["queue", "flavor", "resource"])
+HISTORY = Gauge(
+    "queuectl_queue_usage_history",
+    "What the queue has held on average, weighted by QUEUECTL_USAGE_HALF_LIFE, in base units.",
+    ["queue", "flavor", "resource"],
+)
 WAIT_REASONS = Gauge("queuectl_pending_reasons", "Workloads that wait for a reason.", ["reason"])
 ADMITTED = Counter("queuectl_admitted_workloads", "Admissions.", ["queue"])
 ENDED = Counter("queuectl_ended_attempts", "Attempts that ended, by reason.", ["reason"])
@@ -31,5 +36,5 @@ TERMS_LOST = Counter("queuectl_terms_lost", "Terms of leadership that ended earl
 def forget() -> None:
     """Drop what only a leader knows, so that no two controllers tell of the same queue."""
     LEADING.set(0)
-    for gauge in (PENDING, ACTIVE, QUOTA, USAGE, WAIT_REASONS):
+    for gauge in (PENDING, ACTIVE, QUOTA, USAGE, HISTORY, WAIT_REASONS):
         gauge.clear()

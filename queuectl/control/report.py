@@ -1,19 +1,21 @@
 """What people see: statuses of jobs and queues, and events. Writes are merged, bounded and never decide anything.
 
-Changes of a job's phase go out at once. What merely drifts (a position in the queue, a shortage's numbers) is
-written slowly, oldest first, so that writes do not grow with the backlog.
+Changes of a job's phase go out at once. What merely drifts (a shortage's numbers) is written slowly, so that writes do
+not grow with the backlog. A position far down the line is told to within a tenth: an admission that moves everybody up
+by one costs a few writes.
 """
 
 import asyncio
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 
 import structlog
 
 from queuectl.control import status
 from queuectl.control.world import World
+from queuectl.core.limits import stopped
 from queuectl.core.tree import broken_queues
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.names import API_VERSION
@@ -21,7 +23,7 @@ from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import AttemptState, Move, WorkloadState
 from queuectl.model.objects import Job, Queue
 from queuectl.model.plan import Plan
-from queuectl.model.reasons import Why
+from queuectl.model.reasons import Reason, Why, why
 
 WRITERS = 4
 DRIFT_SECONDS = 0.05  # between two writes of drifting statuses
@@ -37,16 +39,25 @@ log = structlog.get_logger()
 class Reporter:
     """Writes statuses and events of one leader's term."""
 
-    def __init__(self, world: World, writer: Writer, identity: str, now: Callable[[], float]) -> None:
-        """Prepare; ``run`` starts the writing."""
+    def __init__(
+        self,
+        world: World,
+        writer: Writer,
+        identity: str,
+        now: Callable[[], float],
+        pause: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(DRIFT_SECONDS),
+    ) -> None:
+        """Prepare; ``run`` starts the writing. ``pause`` comes before each write of what merely drifts."""
         self._world = world
         self._writer = writer
         self._identity = identity
         self._now = now
+        self._pause = pause
         self._urgent: dict[str, None] = {}  # insertion order: the oldest first
         self._drifting: dict[str, None] = {}
         self._review: Iterator[str] = iter(())  # of those that wait, after each plan
         self._reviewed: Plan | None = None
+        self._waiting_first = False
         self._wake = asyncio.Event()
         self._events: deque[dict[str, object]] = deque(maxlen=EVENTS_KEPT)
         self._event_wake = asyncio.Event()
@@ -141,17 +152,27 @@ class Reporter:
 
     async def _write_drifting(self) -> None:
         while True:
-            await asyncio.sleep(DRIFT_SECONDS)
+            await self._pause()
             uid = self._drifted()
             if uid is not None:
                 self._drifting.pop(uid, None)
                 await self._try_write(uid)
 
     def _drifted(self) -> str | None:
-        """Return a job whose status is to be written next, though nothing hangs on it."""
-        uid = next((uid for uid in self._drifting if uid not in self._busy), None)
-        if uid is not None:
-            return uid
+        """Return a job whose status is to be written next, though nothing hangs on it.
+
+        Those that were changed and those that wait take turns, so that many of the ones never keep back the others.
+        """
+        self._waiting_first = not self._waiting_first
+        if self._waiting_first:
+            return self._outdated() or self._changed()
+        return self._changed() or self._outdated()
+
+    def _changed(self) -> str | None:
+        return next((uid for uid in self._drifting if uid not in self._busy), None)
+
+    def _outdated(self) -> str | None:
+        """Return one that waits and whose status does not say what the plan does."""
         for _ in range(LOOKED_AT):
             uid = next(self._review, None)
             if uid is None:
@@ -161,7 +182,7 @@ class Reporter:
                 self._review = iter(self._world.waiting.uids())
             elif uid not in self._busy and uid not in self._urgent:
                 job = self._world.jobs.get(uid)
-                if job is not None and uid in self._world.workloads and self._wanted(job) != job.status:
+                if job is not None and uid in self._world.workloads and not self._is_told(job):
                     return uid
         return None
 
@@ -193,13 +214,16 @@ class Reporter:
 
     async def _write(self, job: Job) -> Job:
         wanted = self._wanted(job)
-        if wanted == job.status:
+        if status.says(job.status, wanted):
             return job
         written = await self._writer.patch_job_status(job, wanted)
         known = self._world.jobs.get(job.gang.uid)
         if known is not None and int(known.resource_version) < int(written.resource_version):
             self._world.jobs[job.gang.uid] = written
         return written
+
+    def _is_told(self, job: Job) -> bool:
+        return status.says(job.status, self._wanted(job))
 
     def _wanted(self, job: Job) -> status.Status:
         uid = job.gang.uid
@@ -255,10 +279,16 @@ class Reporter:
                     pending=waiting[name],
                     running=active[name],
                     used=self._world.holdings.used,
-                    problem=broken.get(name) or self._missing_flavors(queue),
+                    problem=self._problem(queue, broken.get(name, "")),
                     now=self._now(),
                 ),
             )
+
+    def _problem(self, queue: Queue, broken: str) -> Why | None:
+        problem = broken or self._missing_flavors(queue)
+        if problem:
+            return why(Reason.MISCONFIGURED, field=f"queue {queue.name}", problem=problem)
+        return stopped(self._world.queues, queue.name)
 
     def _missing_flavors(self, queue: Queue) -> str:
         missing = sorted({flavor for flavor, _ in queue.quotas} - self._world.flavors.keys())

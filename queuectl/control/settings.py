@@ -42,6 +42,13 @@ class Settings(BaseSettings):
         description="Rules of fair sharing in the order tried, with commas between them: LessThanOrEqualToFinalShare,"
         " LessThanInitialShare. Empty: shares don't matter.",
     )
+    usage_half_life: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="With fair sharing: seconds after which past use counts half against a queue when it borrows; a week"
+        " is 604800. 0: only present use counts.",
+    )
     log_format: str = Field(
         "auto", pattern="^(auto|json|console)$", description="auto: console on a terminal, else JSON."
     )

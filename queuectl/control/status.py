@@ -86,6 +86,14 @@ def desired(
     return {key: value for key, value in status.items() if value is not None}
 
 
+def says(written: Mapping[str, Any], wanted: Status) -> bool:
+    """Tell whether a written status says what is wanted, a position to within a tenth: the first ten are exact."""
+    before, now = written.get("queuePosition"), wanted.get("queuePosition")
+    if before and now and abs(now - before) <= now // 10:
+        return {**written, "queuePosition": now} == wanted
+    return written == wanted
+
+
 def _pods(job: Job, workload: Workload, attempt: Attempt | None, pods: Mapping[PodKey, Pod]) -> str:
     """Return pods ready of pods wanted; of a finished job as they were at its end, whoever cleans up later."""
     finished = workload.state is WorkloadState.FINISHED
@@ -120,12 +128,10 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
 
 
 def of_queue(
-    queue: Queue, *, pending: int, running: int, used: Callable[[str, Cell], int], problem: str, now: float
+    queue: Queue, *, pending: int, running: int, used: Callable[[str, Cell], int], problem: Why | None, now: float
 ) -> Status:
-    """Return the whole status of a queue."""
-    ready_why = (
-        why(Reason.MISCONFIGURED, field=f"queue {queue.name}", problem=problem) if problem else why(Reason.QUEUE_READY)
-    )
+    """Return the whole status of a queue. ``problem``: why none of its jobs is admitted."""
+    ready_why = problem or why(Reason.QUEUE_READY)
     return {
         "observedGeneration": queue.generation,
         "pending": pending,
@@ -139,7 +145,7 @@ def of_queue(
             }
             for (flavor, resource), nominal in queue.nominal.items()
         ],
-        "conditions": [_condition(queue.status, queue.generation, "Ready", ready_why, holds=not problem, now=now)],
+        "conditions": [_condition(queue.status, queue.generation, "Ready", ready_why, holds=problem is None, now=now)],
     }
 
 

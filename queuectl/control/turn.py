@@ -11,9 +11,9 @@ from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import next_move
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.lifecycle import Attempt, End, Leave, Move, Outcome, Shrink, Workload
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Shrink, Workload
 from queuectl.model.plan import Admission, Eviction, Plan, Preempt
-from queuectl.model.policy import Amounts
+from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.reasons import CAUSES, Reason, Why, why
 
 
@@ -25,20 +25,25 @@ class Cycle:
     submissions: Sequence[Workload]
     nodes: Mapping[str, Mapping[str, int]]
     nodes_gone: Collection[str]
-    quotas: Mapping[str, Amounts]
+    quotas: Mapping[str, Mapping[Cell, Quota]]
     queues_gone: Collection[str]
     changed_by: Mapping[str, str]
+    change_why: Mapping[str, str]
     limits: Mapping[str, Amounts]
-    ancestors: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A plan as the ledger takes it: with the generations planned for, and what becomes of the victims."""
+    """A plan as the ledger takes it: with generations planned for, what becomes of victims, and who is charged too.
+
+    ``evictions`` go first: who then claims the room of one of them finds it on its way out.
+    """
 
     plan: Plan
+    evictions: Sequence[Move]
     admissions: Sequence[tuple[Admission, int]]
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]]
+    ancestors: Mapping[str, Sequence[str]]  # of the queues in which something starts
 
 
 def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Move], dict[str, End]]:
@@ -64,12 +69,12 @@ def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Mo
     return moves, leaving
 
 
-def prepare(world: World) -> Cycle:
+def prepare(world: World, now: float) -> Cycle:
     """Take the world's changes into a cycle; they count as told from now on."""
     changes = world.take_changes()
     submissions = world.submissions(changes.submissions)
     world.restated |= changes.submissions  # those that the plan leaves out have a status too
-    snapshot = world.snapshot()
+    snapshot = world.snapshot(now)
     nodes = {name: world.fleet.room(name) for name in changes.nodes}
     queues = {name: world.queues.get(name) for name in changes.queues}
     return Cycle(
@@ -77,24 +82,30 @@ def prepare(world: World) -> Cycle:
         submissions=submissions,
         nodes={name: room for name, room in nodes.items() if room},
         nodes_gone=[name for name, room in nodes.items() if not room],
-        quotas={name: queue.nominal for name, queue in queues.items() if queue},
+        quotas={name: queue.quotas for name, queue in queues.items() if queue},
         queues_gone=[name for name, queue in queues.items() if not queue],
         changed_by={name: queue.changed_by for name, queue in queues.items() if queue},
+        change_why={name: queue.change_why for name, queue in queues.items() if queue},
         limits=world.holdings.limits(queues),
-        ancestors=world.holdings.ancestors(world.queues),
     )
 
 
 def decide(world: World, cycle: Cycle, now: float) -> Decided:
     """Plan the cycle."""
     decided = plan(cycle.snapshot, now)
+    starting = [*decided.admissions, *(preempt.admission for preempt in decided.preemptions)]
     return Decided(
         plan=decided,
+        evictions=[
+            Move(uid, world.attempts[uid].number, AttemptState.ENDING, End(cause, Outcome.REQUEUE))
+            for uid, cause in decided.evictions
+        ],
         admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
         preemptions=[
             (preempt, world.jobs[preempt.admission.uid].generation, _leaves(world, preempt))
             for preempt in decided.preemptions
         ],
+        ancestors=world.holdings.ancestors({world.workloads[admission.uid].queue for admission in starting}),
     )
 
 

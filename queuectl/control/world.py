@@ -4,7 +4,7 @@ Informers tell it of changes; the engine tells it what the ledger has committed.
 what has changed since the last look, so that a cycle costs what changed and not what exists.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from queuectl.control.budgets import Budgets
@@ -13,16 +13,34 @@ from queuectl.core.backlog import Backlog
 from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.lifecycle import BackOff, PodKey, View, all_ready, deadline
+from queuectl.core.limits import Held, limited
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
+from queuectl.core.usage import History
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Shrink, Workload, WorkloadState
-from queuectl.model.objects import Budget, Constraints, Flavor, Gang, Job, Node, Place, Pod, PriorityClass, Queue
+from queuectl.model.objects import (
+    Budget,
+    Constraints,
+    Flavor,
+    Gang,
+    Job,
+    Namespace,
+    Node,
+    Place,
+    Pod,
+    PriorityClass,
+    Queue,
+)
 from queuectl.model.plan import Eviction, Placement, Plan, Portion
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.resources import times, total
 from queuectl.model.work import Work
 
 AttemptKey = tuple[str, int]  # workload uid, number
+
+# Ends that follow from decisions alone, not from anything outside.
+_OF_OURS = {Reason.PREEMPTED, Reason.PROMISE_LOST, Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
 
 
 @dataclass
@@ -47,6 +65,7 @@ class World:
         self.fleet = Fleet()
         self.queues: dict[str, Queue] = {}
         self.flavors: dict[str, Flavor] = {}
+        self.namespaces: dict[str, Mapping[str, str]] = {}  # their labels
         self.priorities: dict[str, PriorityClass] = {}
         self.budgets = Budgets()
         self.jobs: dict[str, Job] = {}
@@ -58,6 +77,7 @@ class World:
         self.touched: set[str] = set()  # workloads whose next move must be looked at
         self.restated: set[str] = set()  # workloads whose status may have changed
         self.holdings = Holdings(self.fleet)
+        self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
         self._on_node: dict[str, set[str]] = {}  # node → workloads with a reservation there
@@ -67,6 +87,8 @@ class World:
         self._replant = True
         self.waiting = Backlog()
         self._version = 0  # of what queues, flavors and nodes are
+        self._stirs: dict[str, int] = {}  # jobs that came, went or changed, by the root of their queue's tree
+        self._winners: dict[str, tuple[int, int]] = {}  # who has preempted, and in which state of things
         self._stale: set[str] = set()  # workloads that wait, or that wait no more, unlike what the backlog says
 
     # What informers tell
@@ -131,6 +153,15 @@ class World:
         name = (new or old).name  # type: ignore[union-attr]
         self.changes.queues |= {queue.name for queue in self.queues.values() if any(f == name for f, _ in queue.quotas)}
 
+    def on_namespace(self, old: Namespace | None, new: Namespace | None) -> None:
+        """Take in a changed namespace."""
+        if new is not None:
+            self.namespaces[new.name] = new.labels
+        elif old is not None:
+            self.namespaces.pop(old.name, None)
+        if new != old:
+            self.changes.queues |= {queue.name for queue in self.queues.values() if queue.namespaces is not None}
+
     def on_budget(self, old: Budget | None, new: Budget | None) -> None:
         """Take in a changed PodDisruptionBudget."""
         if self.budgets.change(old, new):
@@ -163,6 +194,7 @@ class World:
             self.changes.submissions.add(uid)
             self.restated.add(uid)
             self.holdings.look_again((uid,))
+            self._stir((new or old).gang.queue)  # type: ignore[union-attr]
 
     # What the ledger says
 
@@ -185,6 +217,11 @@ class World:
         )
         self.attempts[attempt.uid] = attempt
         self.holdings.add(self.workloads[attempt.uid], attempt)
+        if attempt.holds:
+            for part in attempt.parts:
+                self.history.begin(workload.queue, part.quota, attempt.admitted_at)
+        else:
+            self._winners[attempt.uid] = self._state(workload.queue)
         for placement in attempt.held:
             self._on_node.setdefault(placement.node, set()).add(attempt.uid)
         self._recount(attempt)
@@ -195,6 +232,8 @@ class World:
     def moved(self, move: Move, now: float) -> None:
         """Take in a move that the ledger has committed."""
         attempt, workload = self.attempts[move.uid], self.workloads[move.uid]
+        if move.to is AttemptState.RESERVED:
+            self.history.begin(workload.queue, attempt.quota, now)
         attempt = replace(
             attempt,
             state=move.to,
@@ -207,7 +246,7 @@ class World:
         before, self.attempts[move.uid] = self.attempts[move.uid], attempt
         self.holdings.update(attempt)
         if before.leaving and not attempt.leaving:
-            self._left(before)
+            self._left(before, before.leaving, now)
         if move.to is AttemptState.RUNNING:
             self.workloads[move.uid] = replace(workload, late_starts=0)
             self.changes.candidates = self.changes.candidates or before.leaving is not None
@@ -279,13 +318,14 @@ class World:
                 result.append(workload)
         return result
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, now: float) -> Snapshot:
         """Return what the next cycle decides upon."""
         broken = broken_queues(self.queues)
         if self._replant:
             self.holdings.plant(self.queues, broken)
             self._replant = False
             self.touched |= self.holdings.claims  # quotas may no longer hold what they were promised
+        self._forgive()
         stale, self._stale = self._stale, set()
         waiting = [self._gang(self.jobs[uid], self.workloads[uid]) for uid in stale if self._waits(uid)]
         self.waiting.update(waiting, gone=stale)
@@ -301,7 +341,10 @@ class World:
             versions=dict(self.holdings.versions),
             broken_queues=broken,
             budgets=self.budgets.allowed(self._leaving()),
+            past=self.history.past(now),
             policy=self.policy,
+            namespaces=self.namespaces,
+            held=self._held(),
         )
 
     def _waits(self, uid: str) -> bool:
@@ -335,7 +378,7 @@ class World:
             job=self.jobs.get(uid),
             pods=self.pods.get((uid, attempt.number), {}),
             places=self._places(attempt),
-            victims=[v for v, number in attempt.victims if self._active((v, number))],
+            victims=[victim for victim, _ in attempt.victims],
             kept=attempt.holds or self._replant or self.holdings.keeps(uid),
             now=now,
             back_off=self._back_off,
@@ -392,20 +435,15 @@ class World:
         job = self.jobs.get(uid)
         return (job.gang.submitted_at, int(job.resource_version)) if job else (0.0, 0)
 
-    def _left(self, attempt: Attempt) -> None:
+    def _left(self, attempt: Attempt, leaving: Portion, now: float) -> None:
         """Take in that what the attempt gave up is gone: nobody waits for it any longer."""
+        self.history.end(self.workloads[attempt.uid].queue, leaving.quota, now)
         for placement in attempt.held:
             self._on_node[placement.node].discard(attempt.uid)
         for placement in attempt.placements:
             self._on_node[placement.node].add(attempt.uid)
-        victim = (attempt.uid, attempt.number)
-        for uid in self.holdings.claims:
-            if victim in self.attempts[uid].victims:
-                victims = tuple(v for v in self.attempts[uid].victims if v != victim)
-                self.attempts[uid] = replace(self.attempts[uid], victims=victims)
-                self.holdings.update(self.attempts[uid])
-                self.touched.add(uid)
-                self.restated.add(uid)
+        self._leave_claims((attempt.uid, attempt.number))
+        self.touched |= self.holdings.claims
 
     def _ended(self, workload: Workload, attempt: Attempt, now: float) -> None:
         end = attempt.end
@@ -418,21 +456,37 @@ class World:
             failures=workload.failures + end.charged,
             late_starts=workload.late_starts + end.late,
             not_before=end.not_before,
-            preemptions=workload.preemptions + (end.why.reason is Reason.PREEMPTED),
+            preemptions=workload.preemptions + (attempt.holds and end.why.reason is Reason.PREEMPTED),
             requeued_at=now,
             last_end=end,
             finished_at=None if requeued else now,
         )
         del self.attempts[workload.uid]
         self._stale.add(workload.uid)
+        if attempt.holds:
+            for part in attempt.parts:
+                self.history.end(workload.queue, part.quota, now)
         self.holdings.remove(workload.uid)
         for placement in attempt.held:
             self._on_node.get(placement.node, set()).discard(workload.uid)
         self._recount(attempt)
+        self._leave_claims((attempt.uid, attempt.number))
         self.touched |= self.holdings.claims
+        self.restated |= self.holdings.claims  # they say for whom they wait
+        if end.why.reason not in _OF_OURS:
+            self._stir(workload.queue)
         if end.why.reason is Reason.MISCONFIGURED:
             self._barred[workload.uid] = attempt.generation
         self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile
+
+    def _leave_claims(self, victim: AttemptKey) -> None:
+        """Nobody waits for a victim any longer that has ended, or shrunk."""
+        for uid in self.holdings.claims:
+            claim = self.attempts[uid]
+            if victim in claim.victims:
+                self.attempts[uid] = replace(claim, victims=tuple(v for v in claim.victims if v != victim))
+                self.holdings.update(self.attempts[uid])
+                self.restated.add(uid)
 
     def _recount(self, attempt: Attempt) -> None:
         """Its pods are covered by its reservation, or not any longer."""
@@ -466,6 +520,17 @@ class World:
     def _crowd(self, node: str) -> None:
         self.changes.nodes.add(node)
         self.touched |= self._on_node.get(node, set())
+
+    def _held(self) -> Held:
+        """Count what jobs hold, or are promised, of queues with limits."""
+        held, those = Held(), {name for name, queue in self.queues.items() if limited(queue)}
+        for uid, attempt in self.attempts.items() if those else ():
+            workload, job = self.workloads[uid], self.jobs.get(uid)
+            if workload.queue in those:
+                user = job.gang.user if job else ""
+                amounts = total(times(dict(p.requests), p.pods) for p in attempt.placements)
+                held.add(self.queues[workload.queue], workload.namespace, user, amounts)
+        return held
 
     def _places(self, attempt: Attempt) -> dict[str, Place]:
         job = self.jobs.get(attempt.uid)
@@ -524,13 +589,35 @@ class World:
             job.gang,
             priority=workload.priority,
             preemptible=given.preemptible,
-            preempts=given.preempts,
+            preempts=given.preempts and workload.uid not in self._winners,
             waits_since=workload.requeued_at,
             seq=workload.seq,
             submitted_at=workload.submitted_at,
             not_before=workload.not_before,
             last_end=str(workload.last_end.why) if workload.last_end else "",
         )
+
+    def _state(self, queue: str) -> tuple[int, int]:
+        """Return what tells a state of things from others, as far as it comes from outside."""
+        node = self.holdings.later.nodes.get(queue)
+        return (self._version, self._stirs.get(node.root.name if node else queue, 0))
+
+    def _stir(self, queue: str) -> None:
+        node = self.holdings.later.nodes.get(queue)
+        root = node.root.name if node else queue
+        self._stirs[root] = self._stirs.get(root, 0) + 1
+
+    def _forgive(self) -> None:
+        """Let those preempt again for whom something has changed from outside since they did.
+
+        Else rules that don't agree could have gangs evict each other in a circle for ever: one takes back what its
+        queue owns, a higher priority of its own queue takes that, and a third takes it by its fair share.
+        """
+        for uid, state in list(self._winners.items()):
+            workload = self.workloads.get(uid)
+            if workload is None or self._state(workload.queue) != state:
+                del self._winners[uid]
+                self._stale.add(uid)
 
     def _priority(self, job: Job) -> int:
         return self._class_of(job).value

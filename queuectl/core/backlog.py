@@ -26,7 +26,7 @@ def pending_key(gang: Gang) -> PendingKey:
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """Gangs of one queue and one shape, in order."""
+    """Gangs of one queue and one shape, in order; also of one user and namespace, where these matter to the queue."""
 
     gangs: list[Gang] = field(default_factory=list)
     known: tuple[str, object, Why] | None = None  # its first, in which state of things, why that could not be had
@@ -79,6 +79,7 @@ class Backlog:
         """Start with some gangs."""
         self.lines: dict[str, Line] = {}
         self._gangs: dict[str, Gang] = {}
+        self._apart: set[str] = set()
         self.update(gangs)
 
     def __len__(self) -> int:
@@ -111,7 +112,20 @@ class Backlog:
             _add(line.everyone, some, pending_key)
             # Whether a back-off has ended is for wake() to say; one that is held is not tried at all.
             _add(line.asleep, [gang for gang in some if gang.not_before and not gang.hold], _end_of_sleep)
-            _group(line, [gang for gang in some if not gang.not_before and not gang.hold])
+            self._group(line, [gang for gang in some if not gang.not_before and not gang.hold])
+
+    def tell_apart(self, queues: Collection[str]) -> None:
+        """Keep gangs of different users, or namespaces, of these queues in groups of their own."""
+        changed, self._apart = self._apart ^ set(queues), set(queues)
+        for name in changed & self.lines.keys():
+            line = self.lines[name]
+            gangs = [gang for group in line.groups.values() for gang in group.gangs]
+            line.groups.clear()
+            self._group(line, gangs)
+
+    def group(self, gang: Gang) -> Group | None:
+        """Return the gang's group; None for one that is not to be tried."""
+        return self.lines[gang.queue].groups.get(self._kind(gang))
 
     def wake(self, now: float) -> None:
         """Let those be tried whose back-off has ended by ``now``, in Unix seconds."""
@@ -121,7 +135,7 @@ class Backlog:
                 count += 1
             if count:
                 awake, line.asleep = line.asleep[:count], line.asleep[count:]
-                _group(line, awake)
+                self._group(line, awake)
 
     def wake_at(self) -> float | None:
         """Return when the first back-off ends, in Unix seconds; None when nobody backs off."""
@@ -137,13 +151,23 @@ class Backlog:
             return
         line = self.lines[gang.queue]
         _remove(line.everyone, gang, pending_key)
-        group = line.groups.get(gang.shape)
+        group = self.group(gang)
         if not _remove(line.asleep, gang, _end_of_sleep) and group is not None:
             _remove(group.gangs, gang, pending_key)
             if not group.gangs:
-                del line.groups[gang.shape]
+                del line.groups[self._kind(gang)]
         if not line.everyone:
             del self.lines[gang.queue]
+
+    def _kind(self, gang: Gang) -> tuple[object, ...]:
+        return (*gang.shape, gang.namespace, gang.user) if gang.queue in self._apart else gang.shape
+
+    def _group(self, line: Line, gangs: Iterable[Gang]) -> None:
+        kinds: dict[object, list[Gang]] = {}
+        for gang in gangs:
+            kinds.setdefault(self._kind(gang), []).append(gang)
+        for kind, some in kinds.items():
+            _add(line.groups.setdefault(kind, Group()).gangs, some, pending_key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +192,7 @@ class Waits(Mapping[str, Why]):
         head = self.behind.get(gang.queue)
         if head is not None and pending_key(gang) > head[0]:
             return head[1]
-        group = self.backlog.lines[gang.queue].groups.get(gang.shape)
+        group = self.backlog.group(gang)
         return (group and self.failed(gang, group)) or _PENDING
 
     def __iter__(self) -> Iterator[str]:
@@ -227,14 +251,6 @@ _PENDING = why(Reason.PENDING)
 
 def _end_of_sleep(gang: Gang) -> tuple[float, str]:
     return gang.not_before, gang.uid
-
-
-def _group(line: Line, gangs: Iterable[Gang]) -> None:
-    shapes: dict[object, list[Gang]] = {}
-    for gang in gangs:
-        shapes.setdefault(gang.shape, []).append(gang)
-    for shape, some in shapes.items():
-        _add(line.groups.setdefault(shape, Group()).gangs, some, pending_key)
 
 
 def _add(gangs: list[Gang], new: list[Gang], key: Callable[[Gang], Key]) -> None:

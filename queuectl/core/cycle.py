@@ -1,14 +1,18 @@
 """START HERE: one admission cycle, from a snapshot to a plan."""
 
 import heapq
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
 from queuectl.core.flavors import Mode
+from queuectl.core.limits import OVER_A_LIMIT, not_for, particular, stopped
 from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
-from queuectl.core.preemption import Field, Victim
+from queuectl.core.preemption import Field, Running, Victim, there
 from queuectl.core.snapshot import Snapshot
-from queuectl.core.tree import Node, Tree
+from queuectl.core.takeback import evictions
+from queuectl.core.tree import Node, Share, Tree
+from queuectl.core.usage import nested
 from queuectl.model.objects import Gang, QueueOrder
 from queuectl.model.plan import Admission, Eviction, Plan, Portion, Preempt
 from queuectl.model.policy import Reclaim
@@ -17,9 +21,9 @@ from queuectl.model.reasons import Reason, Why, why
 MAX_ADMISSIONS = 500  # of one transaction
 MAX_PLACEMENTS = 10_000  # of one transaction; a single gang may have more
 
-# The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it.
-# Nodes come and go by themselves, so a gang that is too big for today's nodes keeps its place.
-_HOPELESS = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA}
+# The first gang of a StrictFIFO queue holds up the others, unless only an admin or its user could ever start it, or it
+# waits for others of its own user. Nodes come and go by themselves, so one too big for today's nodes keeps its place.
+_PASSED = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, *OVER_A_LIMIT}
 
 
 def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
@@ -30,13 +34,16 @@ def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decide one cycle: which waiting gangs start where, who gives way, and why each other gang waits.
 
-    1. Each queue's gangs stand in line. 2. The first of each line is nominated: flavors, nodes and, if it needs
-    any, victims. 3. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
-    why it waits. 4. The next in its line becomes a head, until all lines are through.
+    1. Gangs that a lowered quota no longer covers, or whose queue is drained, go back to their queues. Their room is
+    free once they are gone, for whoever comes first. 2. Each queue's gangs stand in line. 3. The first of each line is nominated: flavors, nodes and, if it needs
+    any, victims. 4. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
+    why it waits. 5. The next in its line becomes a head, until all lines are through.
 
     Pure: the same snapshot gives the same plan. ``now`` is in Unix seconds.
     """
-    return _Cycle(snapshot.copy(), now).run()
+    leaving = evictions(snapshot, now)
+    decided = _Cycle(snapshot.leaving(leaving.keys()).copy(), now).run()
+    return replace(decided, evictions=tuple(leaving.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,8 @@ class _Cycle:
     def run(self) -> Plan:
         backlog = self.snapshot.waiting
         backlog.wake(self.now)
-        self.heads = _FairHeads(self.snapshot.later) if self.snapshot.policy.fair_sharing else _Heads()
+        backlog.tell_apart({name for name, queue in self.snapshot.queues.items() if particular(queue)})
+        self.heads = _FairHeads(self.snapshot) if self.snapshot.policy.fair_sharing else _Heads()
         for queue, line in backlog.lines.items():
             if self._closed(queue) is None:
                 self.walks[queue] = line.walk()
@@ -92,6 +100,9 @@ class _Cycle:
         for gang, group in walk:
             if queue in self.behind or len(self.admissions) + len(self.preemptions) >= MAX_ADMISSIONS or self.room <= 0:
                 return  # when the cycle is full, they are tried first in the next
+            if self._foreign(gang) is not None:
+                walk.drop(group)
+                continue
             if (group, True) in self.failed and self._is_patient(gang):
                 self.wakes.append(patient_until(gang, self.snapshot.queues[queue]))
                 continue
@@ -154,7 +165,8 @@ class _Cycle:
         self.room -= len(entry.placements)
         admission = entry.admission()
         victims = [victim.gang for victim in entry.victims]
-        self.snapshot.assume(gang.queue, admission, victims)
+        inherited = self._inherited(entry)
+        self.snapshot.assume(gang, admission, victims, [victim.gang for victim in inherited])
         self.moved |= {
             self.snapshot.later.nodes[queue].root.name for queue in (gang.queue, *(v.queue for v in victims))
         }
@@ -162,7 +174,8 @@ class _Cycle:
             self.admissions.append(admission)
             return
         self.taken |= {victim.uid for victim in victims}
-        preempt = Preempt(admission, tuple(self._eviction(victim) for victim in entry.victims))
+        evictions = tuple(self._eviction(victim) for victim in (*entry.victims, *inherited))
+        preempt = Preempt(admission, evictions)
         self.preemptions.append(preempt)
         self._tell(gang, preempt.why)
 
@@ -170,25 +183,47 @@ class _Cycle:
         gang = victim.gang
         part = Portion(gang.placements, gang.usage) if gang.gives_up else None
         return Eviction(
-            gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since, part
-        )
+            gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since, part,
+            overtaken=gang.instead is not None,
+        )  # fmt: skip
 
     def _still(self, entry: Entry) -> bool:
         """Tell whether the entry can still be had after what was settled since it was nominated."""
-        snapshot, usage, queue = self.snapshot, entry.assignment.usage, entry.gang.queue
+        snapshot, usage = self.snapshot, entry.assignment.usage
         victims = [victim.gang for victim in entry.victims]
-        if any(victim.uid in self.taken for victim in victims):
+        if any(victim.uid in self.taken for victim in victims) or not self._quota_holds(entry, there(victims)):
             return False
-        for tree in (snapshot.tree, snapshot.later):
-            with Field(tree, {}, {}).without(victims):
-                if not tree.fits(queue, usage) or (
-                    tree is snapshot.later and not snapshot.fits_later(entry.gang, usage)
-                ):
-                    return False
+        with Field(snapshot.later, {}, {}).without(victims):
+            if not snapshot.fits_later(entry.gang, usage):
+                return False
         return snapshot.fleet is None or snapshot.fleet.has_room(
             [(p.node, p.requests, p.pods) for p in entry.placements],
             [(p.node, p.requests, p.pods) for victim in victims for p in victim.placements],
         )
+
+    def _quota_holds(self, entry: Entry, gone: Sequence[Running]) -> bool:
+        """Tell whether quotas hold the entry beside all that are there but these."""
+        with Field(self.snapshot.tree, {}, {}).without(gone):
+            return self.snapshot.tree.fits(entry.gang.queue, entry.assignment.usage)
+
+    def _inherited(self, entry: Entry) -> list[Victim]:
+        """Return for whom the gang must wait in the stead of those whose claims it takes over: who is in its way.
+
+        That is: on its nodes, or in quotas that it needs.
+        """
+        nodes = {placement.node for placement in entry.placements}
+        gone = there(victim.gang for victim in entry.victims)
+        inherited = []
+        for claim in entry.victims:
+            for one in claim.gang.instead or ():
+                without = [other for other in gone if other.uid != one.uid]
+                if not one.uid:
+                    continue
+                if nodes.isdisjoint(p.node for p in one.placements) and self._quota_holds(entry, without):
+                    gone = without
+                else:
+                    inherited.append(Victim(one, claim.cause))
+        return inherited
 
     def _keep_for(self, entry: Entry) -> None:
         """Let nobody borrow away in this cycle what a head that found no victims could have of its own."""
@@ -213,12 +248,17 @@ class _Cycle:
         if queue in self.snapshot.broken_queues:
             problem = self.snapshot.broken_queues[queue]
             return why(Reason.MISCONFIGURED, field=f"queue {queue}", problem=problem)
-        return None
+        return stopped(self.snapshot.queues, queue)
+
+    def _foreign(self, gang: Gang) -> Why | None:
+        """Say why jobs of the gang's namespace may not use its queue."""
+        labels = self.snapshot.namespaces.get(gang.namespace, {})
+        return not_for(self.snapshot.queues[gang.queue], gang.namespace, labels)
 
     def _not_yet(self, gang: Gang) -> Why | None:
         if gang.hold:
             return why(Reason.HELD, job=gang.name)
-        closed = self._closed(gang.queue)
+        closed = self._closed(gang.queue) or self._foreign(gang)
         if closed is None and gang.not_before > self.now:
             return why(Reason.BACK_OFF, until=clock(gang.not_before), cause=gang.last_end)
         return closed
@@ -226,7 +266,7 @@ class _Cycle:
     def _tell(self, gang: Gang, wait: Why) -> None:
         self.told[gang.uid] = wait
         strict = self.snapshot.queues[gang.queue].order is QueueOrder.STRICT_FIFO
-        if strict and wait.reason not in _HOPELESS and gang.queue not in self.behind:
+        if strict and wait.reason not in _PASSED and gang.queue not in self.behind:
             behind = why(Reason.BEHIND_HEAD, queue=gang.queue, head=f"{gang.namespace}/{gang.name}")
             self.behind[gang.queue] = (pending_key(gang), behind)
 
@@ -253,9 +293,14 @@ class _Heads:
 class _FairHeads(_Heads):
     """The heads of all queues, the best of those first that win in their cohorts."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
-        self._tree = tree
+        self._tree: Tree = snapshot.later
+        self._past: dict[str, Share] = {}  # queue → its share of before; no entry: none
+        if snapshot.past:
+            nodes = self._tree.nodes
+            used = nested((node for node in nodes.values() if node.parent is None), snapshot.past)
+            self._past = {name: nodes[name].share(amounts) for name, amounts in used.items() if amounts}
         self._roots: dict[str, Node] = {}  # queue → root
         self._winners: dict[Node, str | None] = {}  # by root; shares change only where somebody was settled
 
@@ -283,7 +328,7 @@ class _FairHeads(_Heads):
         """Return the winner of a tournament from the leaves up.
 
         At each level the one wins whose side, with it admitted, 1. does not borrow what it asks for 2. has the
-        smaller share 3. has the higher priority 4. came earlier.
+        smaller share, with what it had before added 3. has the higher priority 4. came earlier.
         """
         sides = [(child, winner) for child in top.children for winner in [self._fairest(child)] if winner]
         if top.name in self._heads:
@@ -298,6 +343,6 @@ class _FairHeads(_Heads):
             share = node.share()
             self._tree.remove(queue, entry.assignment.usage)
             borrows = any(entry.assignment.usage.get(cell, 0) > 0 for cell in share.cells)
-            return (borrows, share.key, *pending_key(entry.gang))
+            return (borrows, share.key_after(self._past.get(node.name)), *pending_key(entry.gang))
 
         return min(sides, key=unfairness)[1]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from queuectl.core import fit
 from queuectl.core.fleet import MANY, Mask, Matrix, Part
-from queuectl.core.preemption import Running
+from queuectl.core.preemption import Running, there
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Role
 from queuectl.model.policy import Amounts
@@ -39,12 +39,14 @@ class Freed:
 
     def take(self, gang: Running) -> None:
         """Take a gang away."""
-        self._tree.remove(gang.queue, gang.usage)
+        for one in there([gang]):
+            self._tree.remove(one.queue, one.usage)
         self._change(gang, -1)
 
     def put_back(self, gang: Running) -> None:
         """Have it there again."""
-        self._tree.add(gang.queue, gang.usage)
+        for one in reversed(there([gang])):
+            self._tree.add(one.queue, one.usage)
         self._change(gang, +1)
 
     def fits(self) -> bool:

@@ -26,7 +26,7 @@ def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
 
 def selects(selector: Iterable[Requirement], labels: Mapping[str, str]) -> bool:
     """Tell whether a label selector matches; an empty one matches everything."""
-    return all(_holds(requirement, labels) for requirement in selector)
+    return all(holds(requirement, labels) for requirement in selector)
 
 
 def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
@@ -45,12 +45,13 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
 def _term_matches(term: NodeTerm, node: Node) -> bool:
     if not term.labels and not term.fields:  # an empty term matches no object
         return False
-    return all(_holds(r, node.labels) for r in term.labels) and all(
-        _holds(r, {"metadata.name": node.name}) for r in term.fields
+    return all(holds(r, node.labels) for r in term.labels) and all(
+        holds(r, {"metadata.name": node.name}) for r in term.fields
     )
 
 
-def _holds(requirement: Requirement, labels: Mapping[str, str]) -> bool:
+def holds(requirement: Requirement, labels: Mapping[str, str]) -> bool:
+    """Tell whether labels meet a requirement."""
     value = labels.get(requirement.key)
     match requirement.operator:
         case "In":

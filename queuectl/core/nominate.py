@@ -1,5 +1,6 @@
 """What one gang would get now: flavors, a place on nodes, and whose room it would need."""
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -46,17 +47,29 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float)
 
     ``taken``: workloads that are on their way out for somebody else. ``now``: Unix seconds.
     """
-    search = _Search(snapshot, taken, gang, now)
-    full = search.entry(gang.roles)
     spare = [role.pods - (role.pods if role.least is None else role.least) for role in gang.roles]
-    if full.wait is None or not any(spare):
-        return full
+    most = sum(spare)
+
+    def roles(cut: int) -> tuple[Role, ...]:
+        if not cut:
+            return gang.roles
+        return tuple(replace(r, pods=r.pods - s * cut // most) for r, s in zip(gang.roles, spare, strict=True))
+
+    def over(cut: int) -> Why | None:
+        return snapshot.held.over(snapshot.queues[gang.queue], gang, roles(cut))
+
     # The fewer pods, the easier: find the largest size that can be had by bisection, all roles shrinking alike.
-    low, high, best = 1, sum(spare), full
+    least = bisect_left(range(most + 1), True, key=lambda cut: over(cut) is None)  # noqa: FBT003 - what is looked for
+    if least > most:
+        return Entry(gang, gang.roles, Assignment(), wait=over(most))
+    search = _Search(snapshot, taken, gang, now)
+    full = search.entry(roles(least))
+    if full.wait is None or not most:
+        return full
+    low, high, best = least + 1, most, full
     while low <= high:
         cut = (low + high) // 2
-        roles = [replace(r, pods=r.pods - s * cut // sum(spare)) for r, s in zip(gang.roles, spare, strict=True)]
-        entry = search.entry(tuple(roles))
+        entry = search.entry(roles(cut))
         if entry.wait is None:
             best, high = entry, cut - 1
         else:
@@ -76,6 +89,14 @@ def be_patient(gang: Gang, queue: Queue) -> Why:
     return why(Reason.WAITING_BEFORE_PREEMPTION, queue=queue.name, seconds=seconds, until=until)
 
 
+@dataclass(frozen=True, slots=True)
+class _Hindrance:
+    """Why a choice of flavors can't be had now, and the roles and flavors that are to blame."""
+
+    wait: Why
+    spent: set[tuple[str, str]]
+
+
 class _Search:
     def __init__(self, snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float) -> None:
         self.snapshot = snapshot
@@ -90,31 +111,29 @@ class _Search:
         """Try flavors until quota and nodes both hold; else look for victims where it came closest."""
         if not any(flavor in self.snapshot.flavors for flavor, _ in self.queue.quotas):
             return Entry(self.gang, roles, Assignment(), wait=self._no_flavor(_wanted(self.queue, roles)[0], ""))
-        excluded: set[tuple[str, str]] = set()  # role and flavor whose nodes are too few
-        short: tuple[Assignment, Why] | None = None  # the first, or best, that quota allows and nodes don't
+        excluded: set[tuple[str, str]] = set()  # role and flavor that can't be had now
+        short: tuple[Assignment, Why] | None = None  # the most hopeful that quota allows in the end, and not now
         assignment = self._assign(roles, excluded)
         while assignment.mode is Mode.FIT:
-            placed = self._place(roles, assignment, ())
-            if not isinstance(placed, fit.Short):
-                wait = None if self._fits_now(assignment, ()) else why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)
-                return Entry(self.gang, roles, assignment, placed, wait=wait)
-            short = _more_hopeful(short, (assignment, self._short_why(roles, assignment, placed)))
-            spent = {(placed.role.name, flavor) for flavor in assignment.flavors.get(placed.role.name, {}).values()}
-            if spent <= excluded:
+            found = self._now(roles, assignment)
+            if not isinstance(found, _Hindrance):
+                return Entry(self.gang, roles, assignment, found)
+            short = _more_hopeful(short, (assignment, found.wait))
+            if found.spent <= excluded:
                 break
-            excluded |= spent
+            excluded |= found.spent
             assignment = self._assign(roles, excluded)
-        tried = [assignment] if assignment.mode not in {Mode.FIT, Mode.NEVER} else []
-        if short is not None and short[1].reason is Reason.WAITING_FOR_NODES:
-            tried.append(short[0])
-        preempting = self._preempting(roles, tried)
+        preempting = self._preempting(roles, _worth_a_search(assignment, short))
         if preempting is not None:
             return preempting
-        if short is not None and assignment.mode in {Mode.FIT, Mode.NEVER}:
+        if short is not None and (assignment.mode in {Mode.FIT, Mode.NEVER} or _is_coming(short[1])):
             return Entry(self.gang, roles, short[0], wait=short[1])
         wait = self._quota_why(assignment)
         if assignment.mode is not Mode.NEVER:
-            wait = self._exceeds(roles, assignment) or wait
+            exceeds = self._exceeds(roles, assignment)
+            if exceeds is not None and short is not None:
+                return Entry(self.gang, roles, short[0], wait=short[1])  # another flavor's nodes are merely in use
+            wait = exceeds or wait
         by_quota = short is None and assignment.mode in {Mode.NEVER, Mode.NOBODY}
         return Entry(self.gang, roles, assignment, wait=wait, by_quota=by_quota)
 
@@ -228,10 +247,23 @@ class _Search:
             preempts=gang.preempts and patient_until(gang, self.queue) <= self.now,
         )  # fmt: skip
 
-    def _fits_now(self, assignment: Assignment, gone: Sequence[Running]) -> bool:
-        """Tell whether it also fits beside those who are still there on their way out for others."""
-        with Field(self.snapshot.tree, {}, {}).without(gone):
-            return self.snapshot.tree.fits(self.gang.queue, assignment.usage)
+    def _now(self, roles: Sequence[Role], assignment: Assignment) -> "tuple[Placement, ...] | _Hindrance":
+        """Return the places for flavors of which there is quota in the end, or why they can't be had now."""
+        placed = self._place(roles, assignment, ())
+        if isinstance(placed, fit.Short):
+            flavors = assignment.flavors.get(placed.role.name, {}).values()
+            spent = {(placed.role.name, flavor) for flavor in flavors}
+            return _Hindrance(self._short_why(roles, assignment, placed), spent)
+        if self.snapshot.tree.fits(self.gang.queue, assignment.usage):
+            return placed
+        return _Hindrance(why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS), self._still_used(assignment))
+
+    def _still_used(self, assignment: Assignment) -> set[tuple[str, str]]:
+        """Return roles and their flavors whose quota those still use who are on their way out for others."""
+        node = self.snapshot.tree.nodes[self.gang.queue]
+        short = {cell for cell, amount in assignment.usage.items() if amount > node.available(cell)}
+        chosen = assignment.flavors.items()
+        return {(role, f) for role, flavors in chosen for resource, f in flavors.items() if (f, resource) in short}
 
     def _place(
         self, roles: Sequence[Role], assignment: Assignment, gone: Sequence[Running]
@@ -358,11 +390,25 @@ def clock(unix: float) -> str:
     return datetime.fromtimestamp(unix, UTC).strftime("%H:%M:%S UTC")
 
 
+def _is_coming(wait: Why) -> bool:
+    """Tell whether nobody has to give way, for waiting is enough."""
+    return wait.reason is Reason.WAITING_FOR_VICTIMS_OF_OTHERS
+
+
+def _worth_a_search(assignment: Assignment, short: tuple[Assignment, Why] | None) -> list[Assignment]:
+    """Return the choices for which others could give way: of quota, or on nodes."""
+    if short is not None and _is_coming(short[1]):
+        return []
+    tried = [assignment] if assignment.mode not in {Mode.FIT, Mode.NEVER} else []
+    return [*tried, short[0]] if short is not None and short[1].reason is Reason.WAITING_FOR_NODES else tried
+
+
+_HOPE = (Reason.WAITING_FOR_VICTIMS_OF_OTHERS, Reason.WAITING_FOR_NODES, Reason.EXCEEDS_CLUSTER)
+
+
 def _more_hopeful(one: tuple[Assignment, Why] | None, other: tuple[Assignment, Why]) -> tuple[Assignment, Why]:
-    """Return the one that time can help; the first if that is both or none."""
-    if one is None or (one[1].reason is Reason.EXCEEDS_CLUSTER and other[1].reason is not Reason.EXCEEDS_CLUSTER):
-        return other
-    return one
+    """Return the one that time can help soonest; of equals the first."""
+    return other if one is None or _HOPE.index(other[1].reason) < _HOPE.index(one[1].reason) else one
 
 
 def _wanted(queue: Queue, roles: Sequence[Role]) -> list[Wanted]:

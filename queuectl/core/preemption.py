@@ -28,7 +28,7 @@ ENOUGH = 5_000  # candidates looked at in all searches; after that only the firs
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A gang that holds room, as a candidate. Times are Unix seconds."""
+    """A gang that holds room, or is promised that of its victims, as a candidate. Times are Unix seconds."""
 
     uid: str
     queue: str
@@ -37,7 +37,7 @@ class Running:
     admitted_at: float  # for the first time
     usage: Amounts = field(compare=False)
     placements: tuple[Placement, ...] = field(default=(), compare=False)
-    evicting: bool = False  # on its way out already, still holding
+    evicting: bool = False  # nothing is lost with it: on its way out already, or not there yet
     attempt: int = 0
     name: str = ""  # namespace/name
     gpus: int = 0
@@ -51,6 +51,8 @@ class Running:
     elastic_covered: tuple[tuple[str, int], ...] = ()
     of: "Running | None" = field(default=None, compare=False)  # the gang of which this is a piece, for a search
     gives_up: bool = False  # the piece that it can give up: its work goes on without it
+    # Of one that is only promised its room: who is there in its stead, its victims and what is kept free for it.
+    instead: "tuple[Running, ...] | None" = field(default=None, compare=False)
 
     @property
     def works_since(self) -> float | None:
@@ -69,6 +71,11 @@ class Running:
         if self.evicting or self.gives_up:
             return NO_WORK
         return self.lost(now).plus(Work.of(self.gpus, self.pods, RESTART_SECONDS * self.preemptions))
+
+
+def there(gangs: Iterable[Running]) -> list[Running]:
+    """Return who has the room of these gangs now."""
+    return [one for gang in gangs for one in (gang.instead if gang.instead is not None else (gang,))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +191,8 @@ class Field:
 
     def _is_open(self, gang: Running, ask: Ask) -> bool:
         """Tell whether nothing shields the gang; budgets are looked at when it is taken, for they count together."""
+        if gang.instead is not None:  # without the priority, two could take over from each other for ever
+            return gang.preemptible and ask.preempts and gang.priority < ask.priority
         if gang.evicting or self.blind:
             return gang.preemptible or gang.evicting
         if not gang.preemptible or not ask.preempts:

@@ -1,6 +1,6 @@
 """One cycle's view of the world."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -8,8 +8,10 @@ from typing import Self
 from queuectl.core.backlog import Backlog
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
-from queuectl.core.preemption import Running
+from queuectl.core.limits import Held, requested
+from queuectl.core.preemption import Running, there
 from queuectl.core.tree import Tree
+from queuectl.core.usage import Past
 from queuectl.model.objects import Flavor, Gang, Queue
 from queuectl.model.plan import Admission, Portion
 from queuectl.model.policy import Amounts, FairRule, Preemption
@@ -21,6 +23,7 @@ class Policy:
 
     fair_sharing: tuple[FairRule, ...] = ()  # none: shares do not matter
     one_head: bool = False  # look at one gang of each queue only, as Kueue's cycle does
+    usage_half_life: float = 0.0  # seconds, with fair sharing: how long past use counts against a queue; 0: not at all
     resource_groups: bool = False  # let resources of one role take different flavors, as Kueue's groups do
 
 
@@ -41,7 +44,10 @@ class Snapshot:
     running: Mapping[str, Sequence[Running]] = field(default_factory=dict)  # by queue; who may be taken
     broken_queues: Mapping[str, str] = field(default_factory=dict)  # queue → what is wrong with its spec
     budgets: Mapping[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted now
+    past: Past = field(default_factory=dict)  # what queues have used on average; only the order of heads depends on it
     policy: Policy = Policy()
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # their labels
+    held: Held = field(default_factory=Held)
     # Counts changes of what queues, flavors and nodes are, and by the root of its tree, of what queues hold. With
     # these, what is known of waiting gangs from the cycle before is used again where nothing has changed.
     version: int = 0
@@ -52,10 +58,21 @@ class Snapshot:
         """Each queue's rules of preemption."""
         return {name: queue.preemption for name, queue in self.queues.items()}
 
+    def leaving(self, uids: Collection[str]) -> Self:
+        """Return the snapshot with these workloads on their way out."""
+        if not uids:
+            return self
+        running, left = {}, dict(self.budgets)
+        for queue, gangs in self.running.items():
+            running[queue] = [replace(gang, evicting=True) if gang.uid in uids else gang for gang in gangs]
+            for key, pods in (covered for gang in gangs if gang.uid in uids for covered in gang.covered):
+                left[key] = left.get(key, 0) - pods
+        return replace(self, running=running, budgets=left, versions=None)  # what is known was with them
+
     def copy(self) -> Self:
         """Return a snapshot in which gangs can be assumed."""
         fleet = self.fleet.snapshot() if self.fleet else None
-        return replace(self, fleet=fleet, tree=self.tree.copy(), later=self.later.copy())
+        return replace(self, fleet=fleet, tree=self.tree.copy(), later=self.later.copy(), held=self.held.copy())
 
     def fits_later(self, gang: Gang, usage: Amounts) -> bool:
         """Tell whether the gang's queue may use that much more, without borrowing if the gang does not."""
@@ -63,14 +80,25 @@ class Snapshot:
         borrows = any(node.borrows_with(cell, amount) for cell, amount in usage.items())
         return self.later.fits(gang.queue, usage) and (gang.preemptible or not borrows)
 
-    def assume(self, queue: str, admission: Admission, victims: Iterable[Running] = ()) -> None:
-        """Count a gang as reserved, or as waiting for its victims' room, for the rest of the cycle."""
-        leaving = list(victims)
+    def assume(
+        self, gang: Gang, admission: Admission, victims: Iterable[Running] = (), inherited: Iterable[Running] = ()
+    ) -> None:
+        """Count a gang as reserved, or as waiting for its victims' room, for the rest of the cycle.
+
+        ``inherited``: those for whom victims have waited, and for whom the gang now waits instead.
+        """
+        roles = [replace(role, pods=admission.pods[role.name]) for role in gang.roles]
+        self.held.add(self.queues[gang.queue], gang.namespace, gang.user, requested(roles))
+        leaving, queue = list(victims), gang.queue
+        kept_free = [one for one in there(leaving) if not one.uid]
+        waits_for = [*(victim for victim in leaving if victim.instead is None), *inherited]
         for victim in leaving:
             self.later.remove(victim.queue, victim.usage)
+        for one in kept_free:
+            self.tree.remove(one.queue, one.usage)
         self.later.add(queue, admission.quota)
         idle = Idle.of(
-            Portion(admission.placements, admission.quota), [Portion(v.placements, v.usage) for v in leaving]
+            Portion(admission.placements, admission.quota), [Portion(v.placements, v.usage) for v in waits_for]
         )
         self.tree.add(queue, idle.quota)
         if self.fleet is None:
@@ -78,6 +106,8 @@ class Snapshot:
         for victim in leaving:
             for p in victim.placements:
                 self.fleet.reserve(p.node, p.requests, -p.pods, now=False)
+        for p in (p for one in kept_free for p in one.placements):
+            self.fleet.reserve(p.node, p.requests, -p.pods, later=False)
         for p in admission.placements:
             self.fleet.reserve(p.node, p.requests, p.pods, now=False)
         for node, requests in idle.nodes.items():

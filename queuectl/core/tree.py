@@ -37,6 +37,12 @@ class Share:
             return (False, Fraction(0))
         return (True, self.borrowed) if not self.weight else (False, self.borrowed / self.weight)
 
+    def key_after(self, past: "Share | None") -> tuple[bool, Fraction]:
+        """Return what shares are compared by where what the node had before counts as well."""
+        if past is None:
+            return self.key
+        return (self.key[0] or past.key[0], self.key[1] + past.key[1])
+
 
 class Node:
     """A queue in the tree. Made by ``Tree``."""
@@ -90,20 +96,29 @@ class Node:
         used = self.usage.get(cell, 0)
         if self.parent is None:
             return self.subtree.get(cell, 0) - used
-        above = self.parent.available(cell)
-        limit = self.quota(cell).borrowing_limit
-        if limit is not None:
-            lent = self.subtree.get(cell, 0) - self.kept(cell)
-            above = min(above, lent - max(0, used - self.kept(cell)) + limit)
+        above, bound = self.parent.available(cell), self.bound(cell)
+        if bound is not None:
+            above = min(above, bound - max(used, self.kept(cell)))
         return self.kept_free(cell) + above
+
+    def bound(self, cell: Cell) -> int | None:
+        """Return how much may be used here whatever is free above; None when only what is free above says."""
+        owned, limit = self.subtree.get(cell, 0), self.quota(cell).borrowing_limit
+        if self.parent is None:
+            return owned
+        return None if limit is None else owned + limit
+
+    def over(self, cell: Cell) -> int:
+        """Return how much more is used than that: by nobody's admission, but after an edit of quotas."""
+        bound = self.bound(cell)
+        return 0 if bound is None else max(0, self.usage.get(cell, 0) - bound)
 
     def capacity(self, cell: Cell) -> int:
         """Return how much could be used here if nothing else were used in the tree."""
         if self.parent is None:
             return self.subtree.get(cell, 0)
-        most = self.kept(cell) + self.parent.capacity(cell)
-        limit = self.quota(cell).borrowing_limit
-        return most if limit is None else min(most, self.subtree.get(cell, 0) + limit)
+        most, bound = self.kept(cell) + self.parent.capacity(cell), self.bound(cell)
+        return most if bound is None else min(most, bound)
 
     def most(self, cell: Cell) -> int:
         """Return how much may ever be used here, by quota that is lent or not: the ledger's last line."""
@@ -136,18 +151,27 @@ class Node:
         """Tell whether the subtree uses more than its quota once ``amount`` is added."""
         return self.usage.get(cell, 0) + amount > self.subtree.get(cell, 0)
 
+    def direct(self, cell: Cell) -> int:
+        """Return what the queue's own gangs use, without those of the queues below."""
+        below = sum(max(0, child.usage.get(cell, 0) - child.kept(cell)) for child in self.children)
+        return self.usage.get(cell, 0) - below
+
     def within(self, cells: Iterable[Cell]) -> bool:
         """Tell whether the subtree uses no more than its quota of any of the cells."""
         return not any(self.borrows_with(cell) for cell in cells)
 
-    def share(self) -> Share:
-        """Return the node's weighted dominant share; a root, which borrows from nobody, has none."""
+    def share(self, usage: Mapping[Cell, int | Fraction] | None = None) -> Share:
+        """Return the node's weighted dominant share, or what it would be if it used something else.
+
+        A root, which borrows from nobody, has none.
+        """
         if self.parent is None:
             return Share(Fraction(0), self.weight)
-        borrowed: dict[str, int] = {}
+        used: Mapping[Cell, int | Fraction] = self.usage if usage is None else usage
+        borrowed: dict[str, int | Fraction] = {}
         cells = set()
-        for cell in self.usage.keys() | self.subtree.keys():
-            over = self.usage.get(cell, 0) - self.subtree.get(cell, 0)
+        for cell, amount in used.items():
+            over = amount - self.subtree.get(cell, 0)
             if over > 0:
                 borrowed[cell[1]] = borrowed.get(cell[1], 0) + over
                 cells.add(cell)
@@ -220,6 +244,10 @@ class Tree:
         node = self.nodes[queue]
         for cell, amount in amounts.items():
             node.remove(cell, amount)
+
+    def covers(self, queue: str, cells: Iterable[Cell]) -> bool:
+        """Tell whether quotas hold what is used of these cells in the queue and above it."""
+        return all(self.nodes[queue].available(cell) >= 0 for cell in cells)
 
     def fits(self, queue: str, amounts: Amounts) -> bool:
         """Tell whether the queue may use that much more now."""

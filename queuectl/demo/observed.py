@@ -118,16 +118,17 @@ def gang(item: Object) -> Gang:
     spec = item["spec"]
     return Gang(
         name=item["metadata"]["name"],
-        pods=sum(role.get("minReplicas") or role["replicas"] for role in spec["roles"]),
+        pods=sum(role.get("minReplicas", role["replicas"]) for role in spec["roles"]),
         start_deadline=spec.get("startDeadlineSeconds") or DEFAULT_START_DEADLINE_SECONDS,
     )
 
 
-def quotas(item: Object) -> dict[QuotaKey, int]:
-    """Read a Queue's quotas."""
+def quotas(item: Object, field: str = "nominal") -> dict[QuotaKey, int]:
+    """Read a limit of each of a Queue's quotas that has it."""
     return {
-        (quota["flavor"], quota["resource"]): parse_quantity(quota["resource"], quota["nominal"])
+        (quota["flavor"], quota["resource"]): parse_quantity(quota["resource"], quota[field])
         for quota in item["spec"].get("quotas") or ()
+        if quota.get(field) is not None
     }
 
 

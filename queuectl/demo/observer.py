@@ -31,9 +31,10 @@ class Observer:
     """Watches pods, nodes, jobs, queues and flavors; ``partial_gangs`` and ``over_bookings`` are sentences.
 
     A partial gang is an attempt of which a pod was ungated while not all of its gang existed, or that kept ungated
-    pods with fewer than all bound past its start deadline (counted from its first pod). An over-booking is an
-    instant at which a node's bound, unfinished pods asked for more than it has, or a queue's ungated, unfinished
-    pods for more than its quota.
+    pods with fewer than all bound past its start deadline (counted from its first pod); of an elastic gang, fewer
+    than it must have. An over-booking is an instant at which a node's bound, unfinished pods asked for more than it
+    has, or the ungated, unfinished pods of a queue and of those below it for more than they own together and may
+    borrow. (What others keep for themselves by a lending limit is not looked at.)
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class Observer:
         self._namespace = namespace
         self._lag = lag
         self._grace = grace
-        self._quotas: dict[str, History] = {}
+        self._quotas: dict[str, History] = {}  # nominal
+        self._borrowing: dict[str, History] = {}  # how much more, where that is limited
+        self._parents: dict[str, str] = {}
         self._node_labels: dict[str, Mapping[str, str]] = {}
         self._flavors: dict[str, Mapping[str, str]] = {}
         self._on_node: dict[str, set[str]] = {}
@@ -106,7 +109,7 @@ class Observer:
         return self._gpu_seconds
 
     def whole_gangs_succeeded(self) -> int:
-        """Return how many gangs had all of their pods seen to succeed, in one attempt."""
+        """Return how many gangs had all pods that they must have seen to succeed, in one attempt."""
         return len(
             {
                 uid
@@ -139,8 +142,10 @@ class Observer:
             self._flavors[item["metadata"]["name"]] = item["spec"].get("nodeLabels") or {}
 
     def _on_queue(self, item: Object, gone: bool) -> None:  # noqa: FBT001
-        quotas = {} if gone else observed.quotas(item)
-        self._quotas.setdefault(item["metadata"]["name"], History()).put(time.monotonic(), quotas)
+        name, now = item["metadata"]["name"], time.monotonic()
+        self._quotas.setdefault(name, History()).put(now, {} if gone else observed.quotas(item))
+        self._borrowing.setdefault(name, History()).put(now, {} if gone else observed.quotas(item, "borrowingLimit"))
+        self._parents[name] = "" if gone else item["spec"].get("parent") or ""
 
     def _on_job(self, item: Object, gone: bool) -> None:  # noqa: FBT001
         if not gone:
@@ -207,12 +212,15 @@ class Observer:
         now = time.monotonic()
         # Quota is promised before the first pod is created; what was cut since then is not the gang's fault.
         promised = min(now, attempt.first_seen) - self._lag
-        quotas = self._quotas.get(pod.queue, History())
-        for (flavor, resource), asked in self._asked(pod.queue).items():
-            if asked <= _quota(quotas.latest, flavor, resource):
-                self._said.discard(("queue", pod.queue, flavor, resource))
-            else:
-                self._suspect(lambda f=flavor, r=resource, a=asked: self._judge_quota(pod.queue, f, r, a, promised))  # type: ignore[misc]
+        for queue in self._upwards(pod.queue):
+            for (flavor, resource), asked in self._asked(queue).items():
+                limit = self._limit(queue, flavor, resource, now)
+                if limit is None or asked <= limit:
+                    self._said.discard(("queue", queue, flavor, resource))
+                else:
+                    self._suspect(
+                        lambda q=queue, f=flavor, r=resource, a=asked: self._judge_quota(q, f, r, a, promised)  # type: ignore[misc]
+                    )
 
     def _judge_ungating(self, key: AttemptKey, pod: str, existing: int, most: int) -> None:
         gang = self.gangs.get(key[0])
@@ -223,21 +231,27 @@ class Observer:
             key, f"{pod} was ungated when {existing} of {gang.pods} pods of its gang existed{ever}", gang.name
         )
 
+    def _upwards(self, queue: str) -> list[str]:
+        """Return the queue and those above it."""
+        found = [queue]
+        while (parent := self._parents.get(found[-1])) and parent not in found:
+            found.append(parent)
+        return found
+
     def _asked(self, queue: str) -> dict[tuple[str, str], int]:
-        """Return what the queue's ungated pods ask for by (flavor, resource).
+        """Return what the ungated pods of the queue and of those below it ask for by (flavor, resource).
 
         Where the flavor of some pods isn't clear, flavor "" stands for all flavors together.
         """
-        quotas = self._quotas.get(queue, History()).latest
-        flavors = {flavor for flavor, _ in quotas}
-        limited = {resource for _, resource in quotas}
         result: Counter[tuple[str, str]] = Counter()
         total: Counter[tuple[str, str]] = Counter()
         unclear = False
         for pod in self.pods.values():
-            if not pod.uses_quota or pod.queue != queue:
+            if not pod.uses_quota or queue not in self._upwards(pod.queue):
                 continue
-            flavor = self._flavor(pod, flavors)
+            quotas = self._quotas.get(pod.queue, History()).latest
+            limited = {resource for _, resource in quotas}
+            flavor = self._flavor(pod, {flavor for flavor, _ in quotas})
             unclear = unclear or not flavor
             for resource, amount in pod.requests.items():
                 if resource in limited or is_extended(resource):
@@ -245,6 +259,20 @@ class Observer:
                     if flavor:
                         result[flavor, resource] += amount
         return result | total if unclear else result
+
+    def _limit(self, queue: str, flavor: str, resource: str, since: float) -> int | None:
+        """Return the most that the queue could use at some time since then; None where only its parent limits it."""
+        below = [self._quotas[name] for name in self._quotas if queue in self._upwards(name)]
+        owned = sum(
+            max((_quota(amounts, flavor, resource) for amounts in history.since(since)), default=0) for history in below
+        )
+        if not self._parents.get(queue):
+            return owned
+        cells = [cell for cell in self._quotas[queue].latest if cell[1] == resource and flavor in {"", cell[0]}]
+        borrowing = self._borrowing[queue].since(since)
+        if not cells or any(cell not in amounts for amounts in borrowing for cell in cells):
+            return None
+        return owned + max(_quota(amounts, flavor, resource) for amounts in borrowing)
 
     def _flavor(self, pod: Pod, candidates: set[str]) -> str:
         """Return the one of the queue's flavors that the pod's node is of; empty when that is not clear."""
@@ -257,9 +285,8 @@ class Observer:
         return fitting[0] if len(fitting) == 1 else ""
 
     def _judge_quota(self, queue: str, flavor: str, resource: str, asked: int, promised: float) -> None:
-        known = self._quotas.get(queue, History()).since(promised)
-        quota = max((_quota(amounts, flavor, resource) for amounts in known), default=0)
-        if asked > quota and ("queue", queue, flavor, resource) not in self._said:
+        quota = self._limit(queue, flavor, resource, promised)
+        if quota is not None and asked > quota and ("queue", queue, flavor, resource) not in self._said:
             self._said.add(("queue", queue, flavor, resource))
             where = f" in flavor {flavor}" if flavor else ""
             self.over_bookings.append(

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictStr, model_validator
 
 from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName, rule, rules
+from queuectl.kube.names import DEFAULT_QUEUE
 from queuectl.kube.parts import (
     Conditions,
     Int32,
@@ -119,6 +120,10 @@ class Gpu(Part):
 
 
 _ONE_PRIORITY = "priority and priorityClassName exclude each other; keep one of them"
+_NO_QUEUE = (
+    "queue is missing and the namespace has no default; name a Queue, or have an admin annotate the namespace with"
+    f" {DEFAULT_QUEUE}"
+)
 _NO_WAIT = "no role has mustSucceed: true, so the job would be over at once; set it for at least one role"
 _NO_GPU = "gpu.models is given, but no container requests a GPU; add a request such as nvidia.com/gpu: 1, or remove gpu"
 _ASKS_GPU = " || ".join(
@@ -135,12 +140,16 @@ class TrainingJobSpec(Part):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
+            # The namespace's default is in by now. The models don't know of it, so they let this pass.
+            rule("has(self.queue)", _NO_QUEUE),
             rule("!(has(self.priority) && has(self.priorityClassName))", _ONE_PRIORITY),
             rule(f"!has(self.gpu) || self.roles.exists(r, {_ASKS_GPU})", _NO_GPU),
         )
     )
 
-    queue: Name = Field(description="The Queue that the job waits in.")
+    queue: Name | None = Field(
+        None, description="The Queue that the job waits in; the namespace's default queue when absent."
+    )
     priority_class_name: Name | None = Field(
         None, description="The PriorityClass whose value is the job's priority; give this or priority, not both."
     )

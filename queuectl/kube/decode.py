@@ -26,6 +26,7 @@ from queuectl.model.objects import (
     Flavor,
     Gang,
     Job,
+    Namespace,
     Node,
     NodeTerm,
     Pod,
@@ -270,6 +271,22 @@ def budget(raw: Bytes) -> Item[Budget]:
     return Item(meta.key, meta.resource_version, value)
 
 
+# Namespaces
+
+
+class _Named(msgspec.Struct):
+    metadata: _Meta
+
+
+_decode_named = msgspec.json.Decoder(_Named).decode
+
+
+def namespace(raw: Bytes) -> Item[Namespace]:
+    """Decode a namespace."""
+    seen = _decode_named(raw)
+    return Item(seen.metadata.name, seen.metadata.resource_version, Namespace(seen.metadata.name, seen.metadata.labels))
+
+
 # Our own kinds
 
 
@@ -312,7 +329,7 @@ def queue(raw: Bytes) -> Item[Queue]:
         per_user=_cap(seen.spec.get("perUser") or {}),
         per_namespace=_cap(seen.spec.get("perNamespace") or {}),
         changed_by=seen.metadata.annotations.get(CHANGED_BY, ""),
-        change_why=seen.metadata.annotations.get(CHANGE_WHY, ""),
+        change_why=seen.metadata.annotations.get(CHANGE_WHY, "").strip(),
         generation=seen.metadata.generation,
         resource_version=seen.metadata.resource_version,
         status=seen.status,

@@ -1,9 +1,11 @@
 """A gang's pods as the API server gets them: created gated, then pinned and ungated by one patch each."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from queuectl.core.lifecycle import PodKey
+from queuectl.kube.client import ApiError
 from queuectl.kube.names import (
     API_VERSION,
     ATTEMPT_LABEL,
@@ -37,6 +39,11 @@ def priority_class(priority: int) -> Manifest:
         "preemptionPolicy": "Never",
         "description": f"Pods of TrainingJobs of priority {priority}; queuectl alone preempts for them.",
     }
+
+
+def lacks_priority_class(error: ApiError) -> bool:
+    """Tell whether a pod was refused since its PriorityClass is missing; one just made may not be known everywhere."""
+    return error.status == HTTPStatus.FORBIDDEN and "no PriorityClass with name" in error.message
 
 
 def nodes_of(attempt: Attempt) -> dict[PodKey, tuple[str, str]]:

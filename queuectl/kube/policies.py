@@ -4,7 +4,17 @@ from typing import Any
 
 from queuectl.kube.crds import Phase
 from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY
-from queuectl.kube.names import CHANGED_BY, FINALIZER, GROUP, VERSION
+from queuectl.kube.names import (
+    API_VERSION,
+    CHANGE_WHY,
+    CHANGED_BY,
+    DEFAULT_QUEUE,
+    FINALIZER,
+    GROUP,
+    RESTRICTED_LABEL,
+    SUBMITTED_BY,
+    VERSION,
+)
 
 _FIXED_FIELDS = ("queue", "priority", "priorityClassName", "roles", "gpu")
 
@@ -22,9 +32,74 @@ def policies() -> list[dict[str, Any]]:
             "queuectl-changed-by",
             resource="queues",
             operations=["CREATE", "UPDATE"],
-            mutation=f'Object{{metadata: Object.metadata{{annotations: {{"{CHANGED_BY}": variables.author}}}}}}',
-            conditions=[{"name": "spec-or-author-changed", "expression": _SPEC_OR_AUTHOR_CHANGED}],
-            variables=[{"name": "author", "expression": _AUTHOR}],
+            mutation=f"variables.change_why == {_NEW_WHY} ? {_annotating(CHANGED_BY)} : {_annotating(CHANGED_BY, CHANGE_WHY)}",
+            conditions=[{"name": "spec-or-annotations-changed", "expression": _SPEC_OR_ANNOTATIONS_CHANGED}],
+            variables=[{"name": "changed_by", "expression": _AUTHOR}, {"name": "change_why", "expression": _WHY}],
+        ),
+        *_authored("queuectl-submitted-by", "trainingjobs", SUBMITTED_BY, "oldObject == null"),
+        *_mutating(
+            "queuectl-default-queue",
+            resource="trainingjobs",
+            operations=["CREATE"],
+            mutation=f"{_DEFAULT} == '' ? Object{{}} : Object{{spec: Object.spec{{queue: {_DEFAULT}}}}}",
+            conditions=[{"name": "names-no-queue", "expression": "!has(object.spec.queue)"}],
+        ),
+        *_mutating(
+            "queuectl-restricted",
+            resource="queues",
+            operations=["CREATE", "UPDATE"],
+            mutation=f'Object{{metadata: Object.metadata{{labels: {{"{RESTRICTED_LABEL}": "true"}}}}}}',
+            conditions=[{"name": "restricted", "expression": f"({_RESTRICTED}) && {_MARK} != 'true'"}],
+        ),
+        *_mutating(
+            "queuectl-unrestricted",
+            resource="queues",
+            operations=["CREATE", "UPDATE"],
+            removed=f"/metadata/labels/{RESTRICTED_LABEL.replace('/', '~1')}",
+            conditions=[{"name": "no-longer-restricted", "expression": f"!({_RESTRICTED}) && {_MARKED}"}],
+        ),
+        *_validating(
+            "queuectl-may-use-queue",
+            resource="trainingjobs",
+            operations=["CREATE", "UPDATE"],
+            conditions=[
+                {
+                    "name": "queue-chosen",
+                    "expression": "oldObject == null || object.spec.?queue != oldObject.spec.?queue",
+                },
+                {"name": "this-queue", "expression": "object.spec.?queue.orValue('') == params.metadata.name"},
+            ],
+            variables=[
+                {"name": "labels", "expression": "namespaceObject.metadata.?labels.orValue({})"},
+                {"name": "needs", "expression": _NEEDS},
+                {"name": "lacking", "expression": _LACKING},
+            ],
+            validations=[
+                {
+                    "expression": "variables.lacking.size() == 0",
+                    "messageExpression": _text(
+                        "spec.queue: queue ",
+                        "params.metadata.name",
+                        " takes only jobs of namespaces with ",
+                        "variables.lacking[0]",
+                        "; name another queue, or ask an admin for the label",
+                    ),
+                },
+                {
+                    "expression": "!has(params.spec.maxWaiting) || "
+                    "params.?status.pending.orValue(0) < params.spec.maxWaiting",
+                    "messageExpression": _text(
+                        "spec.queue: ",
+                        "string(params.?status.pending.orValue(0))",
+                        " jobs wait in queue ",
+                        "params.metadata.name",
+                        " and its maxWaiting is ",
+                        "string(params.spec.maxWaiting)",
+                        "; submit it later, or name another queue",
+                    ),
+                },
+            ],
+            params=RESTRICTED_LABEL,
         ),
         *_validating(
             "queuectl-admitted-is-fixed",
@@ -61,27 +136,68 @@ def policies() -> list[dict[str, Any]]:
             variables=[
                 {"name": "wrong", "expression": _WRONG_QUOTAS},
                 {"name": "weight", "expression": _WRONG_WEIGHT},
+                {"name": "caps", "expression": _WRONG_CAPS},
             ],
             validations=[
                 {"expression": f"variables.{name} == ''", "messageExpression": f"variables.{name}"}
-                for name in ("wrong", "weight")
+                for name in ("wrong", "weight", "caps")
             ],
         ),
     ]
 
 
-# Who changed the spec; a change of the annotation alone is undone, so that nobody can write another's name.
-_OLD = f"'{CHANGED_BY}'"
-_HAS_OLD = f"oldObject != null && has(oldObject.metadata.annotations) && {_OLD} in oldObject.metadata.annotations"
-_HAS_NEW = f"has(object.metadata.annotations) && {_OLD} in object.metadata.annotations"
+# Queues with rules about who may submit are marked, so that no job costs a look at all the others.
+_MARK = f"object.metadata.?labels['{RESTRICTED_LABEL}'].orValue('')"
+_MARKED = f"object.metadata.?labels['{RESTRICTED_LABEL}'].hasValue()"
+_RESTRICTED = "has(object.spec.namespaceSelector) || has(object.spec.maxWaiting)"
+_DEFAULT = f"namespaceObject.metadata.?annotations['{DEFAULT_QUEUE}'].orValue('')"
+
+# What a namespace's labels lack of a queue's selector, in the words of queuectl.core.limits.
+_SELECTOR = "params.spec.?namespaceSelector"
+_NEEDS = (
+    f"dyn({_SELECTOR}.?matchLabels.orValue({{}}))"
+    ".map(k, dyn({'key': dyn(k), 'operator': dyn('In'),"
+    " 'values': dyn([params.spec.namespaceSelector.matchLabels[k]])}))"
+    f" + dyn({_SELECTOR}.?matchExpressions.orValue([]))"
+)
+_LACKING = (
+    "variables.needs.filter(n, n.operator == 'Exists' ? !(n.key in variables.labels) : "
+    "n.operator == 'DoesNotExist' ? n.key in variables.labels : "
+    "(n.key in variables.labels && variables.labels[n.key] in n.?values.orValue([])) != (n.operator == 'In'))"
+    ".map(n, (n.operator == 'Exists' ? 'a label ' + n.key : n.operator == 'DoesNotExist' ? 'no label ' + n.key : "
+    "n.key + (n.operator == 'In' ? ' in (' : ' not in (') + n.?values.orValue([]).join(', ') + ')') + "
+    "', and namespace ' + namespaceObject.metadata.name + ' has ' + "
+    "(n.key in variables.labels ? n.key + '=' + variables.labels[n.key] : 'no label ' + n.key))"
+)
+
+# Who changed the spec, and why. A change of these annotations alone is undone, so that nobody can write another's
+# name or reason; and a change of the spec that gives no reason of its own does not inherit the one before.
 _SPEC_CHANGED = "oldObject == null || object.spec != oldObject.spec"
-_SPEC_OR_AUTHOR_CHANGED = (
-    f"{_SPEC_CHANGED} || ({_HAS_OLD} ? object.metadata.?annotations[{_OLD}].orValue('') "
-    f"!= oldObject.metadata.annotations[{_OLD}] : ({_HAS_NEW}))"
+
+
+def _annotation(of: str, name: str) -> str:
+    """Return CEL for the text of an annotation, empty when there is none."""
+    text = f"string({of}.metadata.?annotations[?'{name}'].orValue(''))"
+    return text if of == "object" else f"({of} == null ? '' : {text})"
+
+
+def _annotating(*names: str) -> str:
+    """Return CEL that sets these annotations to the variables of their names."""
+    pairs = ", ".join(f'"{name}": variables.{name.partition("/")[2].replace("-", "_")}' for name in names)
+    return f"Object{{metadata: Object.metadata{{annotations: {{{pairs}}}}}}}"
+
+
+_SPEC_OR_ANNOTATIONS_CHANGED = " || ".join(
+    [
+        _SPEC_CHANGED,
+        *(f"{_annotation('object', name)} != {_annotation('oldObject', name)}" for name in (CHANGED_BY, CHANGE_WHY)),
+    ]
 )
-_AUTHOR = (
-    f"({_SPEC_CHANGED} || !({_HAS_OLD})) ? request.userInfo.username : string(oldObject.metadata.annotations[{_OLD}])"
-)
+_OLD_AUTHOR, _OLD_WHY, _NEW_WHY = (
+    _annotation("oldObject", CHANGED_BY), _annotation("oldObject", CHANGE_WHY), _annotation("object", CHANGE_WHY)
+)  # fmt: skip
+_AUTHOR = f"({_SPEC_CHANGED} || {_OLD_AUTHOR} == '') ? request.userInfo.username : {_OLD_AUTHOR}"
+_WHY = f"!({_SPEC_CHANGED}) ? {_OLD_WHY} : ({_NEW_WHY} == {_OLD_WHY} ? '' : {_NEW_WHY})"
 
 _IS_ADMITTED = "oldObject.?status.phase.orValue('') in [{}]".format(
     ", ".join(f"'{phase}'" for phase in Phase if phase is not Phase.PENDING)
@@ -116,6 +232,15 @@ _WRONG_QUOTAS = _all_wrong(
     ".filter(text, text != '').join('; ')",
 )
 _WRONG_WEIGHT = _wrong("'spec.weight'", "string(object.spec.?weight.orValue(1))")
+_WRONG_CAPS = _all_wrong(
+    "['perUser', 'perNamespace']",
+    "cap",
+    _all_wrong(
+        "dyn(object.spec[?cap].?maxResources.orValue({}))",
+        "resource",
+        _wrong("'spec.' + cap + '.maxResources[' + resource + ']'", "string(object.spec[cap].maxResources[resource])"),
+    ),
+)
 _PATH = "'spec.roles[' + r.name + '].template.spec.' + kind + '[' + c.name + '].resources.' + amounts + '[' + resource + ']'"
 _WRONG_REQUESTS = _all_wrong(
     "object.spec.roles",
@@ -153,17 +278,53 @@ def _matching(resource: str, operations: list[str]) -> dict[str, Any]:
     }
 
 
+def _authored(name: str, resource: str, annotation: str, written: str) -> list[dict[str, Any]]:
+    """Have an annotation name the user whenever ``written`` holds; any other change of it is undone."""
+    key = f"'{annotation}'"
+    there = f"oldObject != null && oldObject.metadata.?annotations[{key}].hasValue()"
+    return _mutating(
+        name,
+        resource=resource,
+        operations=["CREATE", "UPDATE"],
+        mutation=f'Object{{metadata: Object.metadata{{annotations: {{"{annotation}": variables.author}}}}}}',
+        conditions=[
+            {
+                "name": "author-due-or-changed",
+                "expression": f"{written} || object.metadata.?annotations[{key}] != oldObject.metadata.?annotations[{key}]",
+            }
+        ],
+        variables=[
+            {
+                "name": "author",
+                "expression": f"({written} || !({there})) ? request.userInfo.username : "
+                f"string(oldObject.metadata.annotations[{key}])",
+            }
+        ],
+    )
+
+
 def _mutating(
-    name: str, *, resource: str, operations: list[str], mutation: str, **spec: list[dict[str, str]]
+    name: str,
+    *,
+    resource: str,
+    operations: list[str],
+    mutation: str = "",
+    removed: str = "",
+    **spec: list[dict[str, str]],
 ) -> list[dict[str, Any]]:
-    # ApplyConfiguration, not JSONPatch: the latter with a list as value makes kube-apiserver 1.36.3 panic.
+    # ApplyConfiguration can't remove; JSONPatch with a list as value makes kube-apiserver 1.36.3 panic.
+    if removed:
+        patch = f'[JSONPatch{{op: "remove", path: "{removed}"}}]'
+        step = {"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}
+    else:
+        step = {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": mutation}}
     return _policy(
         "Mutating",
         name,
         _matching(resource, operations),
         {},
         reinvocationPolicy="IfNeeded",
-        mutations=[{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": mutation}}],
+        mutations=[step],
         **spec,
     )
 
@@ -174,13 +335,23 @@ def _validating(
     resource: str,
     operations: list[str],
     validations: list[dict[str, str]],
-    **spec: list[dict[str, str]],
+    params: str = "",
+    **spec: Any,
 ) -> list[dict[str, Any]]:
+    """``params``: the label of Queues against each of which a request is held.
+
+    The API server may need half a minute to learn of a new kind of parameters. Such a policy lets pass what it can't
+    judge, since the core judges again.
+    """
+    binding: dict[str, Any] = {"validationActions": ["Deny"]}
+    if params:
+        spec |= {"paramKind": {"apiVersion": API_VERSION, "kind": "Queue"}, "failurePolicy": "Ignore"}
+        binding["paramRef"] = {"selector": {"matchLabels": {params: "true"}}, "parameterNotFoundAction": "Allow"}
     return _policy(
         "Validating",
         name,
         _matching(resource, operations),
-        {"validationActions": ["Deny"]},
+        binding,
         validations=validations,
         **spec,
     )

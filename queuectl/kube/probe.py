@@ -3,7 +3,7 @@
 from typing import Any
 
 from queuectl.kube.client import ApiError, KubeClient
-from queuectl.kube.names import API_VERSION, CHANGED_BY, FINALIZER
+from queuectl.kube.names import API_VERSION, CHANGED_BY, FINALIZER, RESTRICTED_LABEL, SUBMITTED_BY
 
 _JOBS = f"/apis/{API_VERSION}/namespaces/default/trainingjobs"
 _QUEUES = f"/apis/{API_VERSION}/queues"
@@ -22,7 +22,9 @@ async def policies_act(client: KubeClient) -> bool:
         return False
     return (
         FINALIZER in job["metadata"].get("finalizers", ())
+        and SUBMITTED_BY in job["metadata"].get("annotations", {})
         and CHANGED_BY in queue["metadata"].get("annotations", {})
+        and RESTRICTED_LABEL in queue["metadata"].get("labels", {})
         and await _refuses(client, _JOBS, _job("1 GPU"))
         and await _refuses(client, _QUEUES, _queue("1 GPU"))
     )
@@ -51,4 +53,4 @@ def _job(amount: str) -> dict[str, Any]:
 def _queue(amount: str) -> dict[str, Any]:
     quota = {"flavor": "queuectl-probe", "resource": "nvidia.com/gpu", "nominal": amount}
     meta = {"generateName": "queuectl-probe-"}
-    return {"apiVersion": API_VERSION, "kind": "Queue", "metadata": meta, "spec": {"quotas": [quota]}}
+    return {"apiVersion": API_VERSION, "kind": "Queue", "metadata": meta, "spec": {"quotas": [quota], "maxWaiting": 1}}

@@ -127,6 +127,11 @@ class Attempt:
         return Portion(self.placements, self.quota)
 
     @property
+    def parts(self) -> tuple[Portion, ...]:
+        """What it has, and what is leaving."""
+        return (self.whole, self.leaving) if self.leaving else (self.whole,)
+
+    @property
     def held(self) -> tuple[Placement, ...]:
         """Where its pods may still be."""
         return self.placements + (self.leaving.placements if self.leaving else ())

@@ -178,6 +178,14 @@ class Budget:
         return f"{self.namespace}/{self.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What is read of a namespace: its labels tell which queues its jobs may use."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
 class Place(StrEnum):
     """What a reserved node is worth to a gang that is not yet bound there."""
 

@@ -86,6 +86,7 @@ class Eviction:
     lost: Work = NO_WORK
     since: float | None = None  # Unix seconds of its last checkpoint or start; None: it had not started
     part: Portion | None = None  # only this, and the rest runs on
+    overtaken: bool = False  # its claim is taken over; it has no room yet, so there is nothing to wait for
 
     def __str__(self) -> str:
         """Return who it is and what it loses, or gives up."""
@@ -103,7 +104,7 @@ class Preempt:
     @property
     def why(self) -> Why:
         """Why the gang waits then."""
-        return waiting_for(self.victims)
+        return waiting_for([victim for victim in self.victims if not victim.overtaken])
 
 
 def waiting_for(victims: Sequence[Eviction]) -> Why:
@@ -124,3 +125,4 @@ class Plan:
     waits: Mapping[str, Why] = field(default_factory=dict)  # uid → why it waits
     positions: Mapping[str, int] = field(default_factory=dict)  # uid → place in its queue, from 1
     wake_at: float | None = None  # Unix seconds at which planning is due again, for a time limit ends
+    evictions: tuple[tuple[str, Why], ...] = ()  # uids that go back to their queues, for nobody's sake

@@ -16,6 +16,18 @@ class Reason(Enum):
     BACK_OFF = "Backing off until {until} after: {cause}"
     BEHIND_HEAD = "Queue {queue} is StrictFIFO and {head} is first."
     QUEUE_NOT_FOUND = "Queue {queue} does not exist."
+    QUEUE_STOPPED = "Queue {queue} admits nothing new: queue {stopped} has stopPolicy {policy}."
+    NAMESPACE_NOT_ALLOWED = (
+        "Queue {queue} takes only jobs of namespaces with {needs}, and namespace {namespace} has {found}."
+    )
+    EXCEEDS_LIMIT = (
+        "Can never start: it asks for {wanted} {resource}, and queue {queue} lets jobs {whose} hold {limit} ({field})."
+    )
+    MAX_RUNNING_REACHED = "Queue {queue} lets {limit} jobs {whose} hold room at a time ({field}), and {running} do."
+    MAX_RESOURCES_REACHED = (
+        "Queue {queue} lets jobs {whose} hold {limit} {resource} at a time ({field}): they hold {used}, and it asks for"
+        " {wanted}."
+    )
     MISCONFIGURED = "{field}: {problem}"
     NO_MATCHING_FLAVOR = "Queue {queue} has no flavor for role {role}: {problem}."
     EXCEEDS_MAX_QUOTA = (
@@ -54,6 +66,11 @@ class Reason(Enum):
     )
     # given back
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
+    QUOTA_TAKEN_BACK = (
+        "The quota no longer covers it: in queue {queue}, {used} {resource} in flavor {flavor} were in use, and"
+        " {allowed} may be."
+    )
+    QUEUE_DRAINED = "Queue {queue} is being drained: its stopPolicy is HoldAndDrain."
     PODS_READY_TIMEOUT = "{ready} of {pods} pods were ready {seconds} s after the start."
     PODS_REFUSED = "The API server refused pod {pod}: {problem}"
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."

@@ -1,10 +1,10 @@
 """The ledger's last line, kept apart from what is planned upon: nobody gets room that is not there."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from queuectl.control.turn import Cycle
-from queuectl.model.lifecycle import Attempt
+from queuectl.model.lifecycle import Attempt, AttemptState
 from queuectl.model.plan import Portion
 from queuectl.model.resources import total
 
@@ -26,13 +26,12 @@ class Accounts:
         self._parts: dict[str, Counter[Key]] = {}  # of active attempts, by workload uid
         self._leaving: dict[str, Counter[Key]] = {}  # what of it they give up
         self._charged: dict[str, tuple[str, ...]] = {}  # the queues that it counts in, by workload uid
-        self._ancestors: Mapping[str, Sequence[str]] = {}
 
     def observe(self, cycle: Cycle) -> None:
         """Take in what nodes have and queues may use; either may be less than what is reserved."""
-        self._ancestors = cycle.ancestors
         on_nodes = {**cycle.nodes, **{name: {} for name in cycle.nodes_gone}}
-        in_queues = {**cycle.quotas, **cycle.limits}
+        nominal = {name: {cell: quota.nominal for cell, quota in own.items()} for name, own in cycle.quotas.items()}
+        in_queues = {**nominal, **cycle.limits}
         seen = {("node", name) for name in on_nodes} | {("queue", name) for name in in_queues}
         self._room = {key: room for key, room in self._room.items() if key[:2] not in seen}
         self._room |= {("node", node, name): amount for node, room in on_nodes.items() for name, amount in room.items()}
@@ -40,19 +39,24 @@ class Accounts:
             ("queue", name, *cell): amount for name, room in in_queues.items() for cell, amount in room.items()
         }
 
-    def begin(self, attempt: Attempt, queue: str, victims: Iterable[tuple[Attempt, Portion | None]] = ()) -> None:
+    def begin(
+        self, attempt: Attempt, charged: Iterable[str], victims: Iterable[tuple[Attempt, Portion | None]] = ()
+    ) -> None:
         """Give an attempt its room: at once, or that of its victims or parts of them once they are gone.
 
-        Raises OverbookedError.
+        ``charged``: its queue and those above. Raises OverbookedError.
         """
-        self._charged[attempt.uid] = (queue, *self._ancestors.get(queue, ()))
+        self._charged[attempt.uid] = tuple(charged)
         parts = self._parts[attempt.uid] = self._sums(attempt.uid, attempt.whole)
-        for victim, part in victims:
-            if victim.claimed or victim.leaving or not victim.holds:
+        taken = list(victims)
+        inherited = {key for claim, _ in taken if claim.state is AttemptState.CLAIMED for key in claim.victims}
+        for victim, part in taken:
+            if not victim.claimed and not victim.leaving and (victim.holds or victim.state is AttemptState.CLAIMED):
+                if part is not None:
+                    self._leaving[victim.uid] = self._sums(victim.uid, part)
+                self._promised.subtract(self._leaving.get(victim.uid, self._parts[victim.uid]))
+            elif (victim.uid, victim.number) not in inherited:
                 raise OverbookedError(f"{attempt.uid} is promised room of {victim.uid}, which is not to be had")
-            if part is not None:
-                self._leaving[victim.uid] = self._sums(victim.uid, part)
-            self._promised.subtract(self._leaving.get(victim.uid, self._parts[victim.uid]))
         self._promised.update(parts)
         self._check(attempt.uid, self._promised, "promised")
         if attempt.holds:

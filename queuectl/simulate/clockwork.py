@@ -2,7 +2,7 @@
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from queuectl.control import status, turn
@@ -31,8 +31,10 @@ from queuectl.simulate.form import EventForm, JobForm, Scenario
 MAX_ROUNDS = 500  # in one instant; a round admits hundreds
 MAX_INSTANTS = 100_000
 
-PREEMPTED = "Preempted"
-SHRUNK = "Shrunk"
+OVERTAKEN = "Overtaken"  # it had not started yet, so nobody is evicted
+PREEMPTED = "Preempted"  # somebody takes its room
+EVICTED = "Evicted"  # nobody does
+SHRUNK = "Shrunk"  # somebody takes a part of its room
 REQUEUED = "Requeued"
 RUNNING = "Running"
 
@@ -70,9 +72,9 @@ class Run:
     looks: dict[float, dict[str, State]] = field(default_factory=dict)  # at the times that are asked for
     faults: list[str] = field(default_factory=list)  # defects that showed
 
-    def of(self, what: str) -> list[Entry]:
-        """Return the lines of one kind."""
-        return [entry for entry in self.timeline if entry.what == what]
+    def of(self, *what: str) -> list[Entry]:
+        """Return the lines of these kinds."""
+        return [entry for entry in self.timeline if entry.what in what]
 
 
 def run(scenario: Scenario) -> Run:
@@ -91,14 +93,18 @@ class Clockwork:
         self._order = itertools.count()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._look_at: set[float] = set()
-        self._policy = Policy(fair_sharing=tuple(scenario.policy.fair_sharing))
+        self._policy = Policy(
+            fair_sharing=tuple(scenario.policy.fair_sharing), usage_half_life=scenario.policy.usage_half_life_seconds
+        )
         self.cluster = Cluster(scenario, lambda seconds, action: self.at(self.now + seconds, action))
         self.accounts = Accounts()
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
         self._finished: dict[str, Workload] = {}  # those that the world has forgotten
+        self._held: list[tuple[str, Attempt, float]] = []  # queue, attempt that has held room, its end
         self._reported: dict[str, Move] = {}
         self._steps: dict[str, None] = {}
+        self._ancestors: Mapping[str, Sequence[str]] = {}  # of the queues to which the last cycle admits
         self._plan_again = True
         self._told: dict[str, str] = {}  # job → the last reason that it was told to wait for
         for event in scenario.events:
@@ -167,12 +173,13 @@ class Clockwork:
             for w in self.world.workloads.values()
             if w.state is not WorkloadState.FINISHED or w.uid in self.cluster.jobs
         ]
-        attempts = [
-            replace(a, victims=tuple(v for v in a.victims if self._is_active(v))) for a in self.world.attempts.values()
-        ]
+        attempts = list(self.world.attempts.values())
         self._keep_finished()
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
+        for queue, attempt, ended_at in self._held:
+            self.world.history.begin(queue, attempt.quota, attempt.admitted_at)
+            self.world.history.end(queue, attempt.quota, ended_at)
         self.world.load(workloads, attempts, max((w.seq for w in workloads), default=0))
         self._reported = {}
         self._steps = dict.fromkeys(self.world.attempts)
@@ -201,7 +208,7 @@ class Clockwork:
             self._keep_finished()
             self.cluster.forget(uid)
 
-    def _move(self, move: Move) -> None:
+    def _move(self, move: Move, leaves: str = "Stopping") -> None:
         before = self.world.attempts[move.uid]
         if move.to is AttemptState.RESERVED and not self.accounts.arrive(before):
             return
@@ -216,22 +223,27 @@ class Clockwork:
                 self._log(move.uid, RUNNING, self._state(self.world.workloads[move.uid]).why, "Running")
                 self.cluster.started(before)
             case AttemptState.ENDING if move.end is not None:
-                self._log(move.uid, "Stopping", move.end.why)
+                self._log(move.uid, leaves, move.end.why)
             case AttemptState.ENDED:
                 self.accounts.end(before)
+                if before.holds and self._policy.usage_half_life:
+                    self._held.append((self.world.workloads[move.uid].queue, before, self.now))
                 self._log_end(move.uid, before.end)
 
     def _cycle(self) -> None:
         self._plan_again = False
         self._save()
-        cycle = turn.prepare(self.world)
+        cycle = turn.prepare(self.world, self.now)
         self.accounts.observe(cycle)
         decided = turn.decide(self.world, cycle, self.now)
+        self._ancestors = decided.ancestors
+        for move in decided.evictions:
+            self._move(move, EVICTED)
         for preempt, generation, leaves in decided.preemptions:
             self._claim(self._attempt(preempt.admission, generation, victims=leaves), leaves)
         for admission, generation in decided.admissions:
             attempt = self._attempt(admission, generation)
-            self.accounts.begin(attempt, self.world.workloads[attempt.uid].queue)
+            self.accounts.begin(attempt, self._charged(attempt))
             self.world.admitted(attempt)
             self._steps[attempt.uid] = None
             self._log(attempt.uid, "Admitted", self._state(self.world.workloads[attempt.uid]).why, "Admitted")
@@ -250,21 +262,27 @@ class Clockwork:
             (self.world.attempts[uid], leave.part if isinstance(leave, Shrink) else None)
             for uid, leave in leaves.items()
         ]
-        self.accounts.begin(attempt, self.world.workloads[attempt.uid].queue, victims)
-        for uid, leave in leaves.items():
+        self.accounts.begin(attempt, self._charged(attempt), victims)
+        for victim, _ in victims:
+            leave = leaves[victim.uid]
             if isinstance(leave, Shrink):
-                self._log(uid, SHRUNK, leave.why)
-                self.world.shrinks(uid, leave)
+                self._log(victim.uid, SHRUNK, leave.why)
+                self.world.shrinks(victim.uid, leave)
             else:
-                if self.world.attempts[uid].state is not AttemptState.ENDING:
-                    self._log(uid, PREEMPTED, leave.why)
-                self.world.evicted(uid, leave)
-            self._steps[uid] = None
+                if victim.state is not AttemptState.ENDING:
+                    self._log(victim.uid, PREEMPTED if victim.holds else OVERTAKEN, leave.why)
+                self.world.evicted(victim.uid, leave)
+            self._steps[victim.uid] = None
         self.world.admitted(attempt)
         self._log(attempt.uid, "Promised", self._state(self.world.workloads[attempt.uid]).why, "WaitingForVictims")
 
-    def _attempt(self, admission: Admission, generation: int, victims: Iterable[str] = ()) -> Attempt:
+    def _charged(self, attempt: Attempt) -> list[str]:
+        queue = self.world.workloads[attempt.uid].queue
+        return [queue, *self._ancestors.get(queue, ())]
+
+    def _attempt(self, admission: Admission, generation: int, victims: Mapping[str, Leave] | None = None) -> Attempt:
         """Return an attempt as the ledger would begin it."""
+        taken = [self.world.attempts[uid] for uid in victims or ()]
         return Attempt(
             uid=admission.uid,
             number=self.world.workloads[admission.uid].attempt + 1,
@@ -274,7 +292,7 @@ class Clockwork:
             admitted_at=self.now,
             quota=admission.quota,
             holds=not victims,
-            victims=tuple(sorted((uid, self.world.attempts[uid].number) for uid in victims)),
+            victims=tuple(sorted((one.uid, one.number) for one in taken if one.holds)),
         )
 
     def _step(self, uid: str) -> None:
@@ -348,10 +366,6 @@ class Clockwork:
     def _log(self, job: str, what: str, cause: Why | str, code: str = "") -> None:
         code = cause.code if isinstance(cause, Why) else code
         self.result.timeline.append(Entry(self.now, job, what, str(cause), code))
-
-    def _is_active(self, key: tuple[str, int]) -> bool:
-        attempt = self.world.attempts.get(key[0])
-        return attempt is not None and attempt.number == key[1]
 
     def _keep_finished(self) -> None:
         self._finished |= {

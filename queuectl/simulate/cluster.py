@@ -13,7 +13,7 @@ from queuectl.kube import decode
 from queuectl.kube.names import pod_name
 from queuectl.kube.pods import nodes_of
 from queuectl.model.lifecycle import UP, Attempt, AttemptState, Move, Step
-from queuectl.model.objects import Job, Node, Place, Pod
+from queuectl.model.objects import Job, Namespace, Node, Place, Pod
 from queuectl.model.resources import parse_quantity
 from queuectl.simulate.form import GPU, EventForm, JobForm, NodeForm, QueueForm, Scenario, edited
 
@@ -35,6 +35,7 @@ class Cluster:
         self._nodes = dict(self._known)
         self._flavors = {form.name: decode.flavor(_bytes(form.manifest())).value for form in scenario.flavors}
         self._queues = {form.name: self._queue(form) for form in scenario.queues}
+        self._namespaces = [Namespace(form.name, form.labels) for form in scenario.namespaces]
         self.jobs: dict[str, Job] = {}
 
     def connect(self, world: World) -> None:
@@ -42,6 +43,8 @@ class Cluster:
         self._world = world
         for flavor in self._flavors.values():
             world.on_flavor(None, flavor)
+        for namespace in self._namespaces:
+            world.on_namespace(None, namespace)
         for queue in self._queues.values():
             world.on_queue(None, queue)
         for node in self._nodes.values():
@@ -86,10 +89,10 @@ class Cluster:
                     lambda job: replace(job, gang=replace(job.gang, hold=hold), generation=job.generation + 1),
                 )
             case "set_quota" if event.set_quota is not None:
-                form = edited(self._queue_forms[event.set_quota.queue], event.set_quota)
-                self._queue_forms[form.name] = form
-                before, self._queues[form.name] = self._queues[form.name], self._queue(form)
-                self.world.on_queue(before, self._queues[form.name])
+                self._set_queue(edited(self._queue_forms[event.set_quota.queue], event.set_quota))
+            case "set_stop_policy" if event.set_stop_policy is not None:
+                form = self._queue_forms[event.set_stop_policy.queue]
+                self._set_queue(form.model_copy(update={"stop_policy": event.set_stop_policy.stop_policy}))
         return True
 
     def forget(self, name: str) -> None:
@@ -220,6 +223,11 @@ class Cluster:
         manifest = form.manifest()
         manifest["metadata"] |= {"resourceVersion": self._next_version()}
         return decode.queue(_bytes(manifest)).value
+
+    def _set_queue(self, form: QueueForm) -> None:
+        self._queue_forms[form.name] = form
+        before, self._queues[form.name] = self._queues[form.name], self._queue(form)
+        self.world.on_queue(before, self._queues[form.name])
 
     def _set_job(self, name: str, job: Job) -> None:
         before, self.jobs[name] = self.jobs.get(name), job

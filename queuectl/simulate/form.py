@@ -8,10 +8,10 @@ from pydantic import Field, StrictBool, StrictStr, ValidationError, field_valida
 
 from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, TrainingJob
 from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
-from queuectl.kube.names import API_VERSION
-from queuectl.kube.parts import Int32, Labels, Part
+from queuectl.kube.names import API_VERSION, SUBMITTED_BY
+from queuectl.kube.parts import Int32, Labels, Part, Text
 from queuectl.kube.problems import problems
-from queuectl.model.policy import FairRule
+from queuectl.model.policy import FairRule, StopPolicy
 from queuectl.model.reasons import BY_CODE
 
 GPU = "nvidia.com/gpu"
@@ -39,6 +39,13 @@ class NodeForm(Part):
     def names(self) -> list[str]:
         """The names of the nodes."""
         return _numbered(self.name, self.count)
+
+
+class NamespaceForm(Part):
+    """A namespace with labels; one that is only named by jobs has none."""
+
+    name: Name
+    labels: Labels = Field(default_factory=dict)
 
 
 class FlavorForm(ResourceFlavorSpec):
@@ -104,6 +111,7 @@ class JobForm(Asks):
     count: Count | None = None
     at: Seconds = 0.0
     namespace: Name = "default"
+    user: Text = ""
     queue: Name
     priority: Int32 | None = None
     preemptible: StrictBool | None = None
@@ -145,7 +153,7 @@ class JobForm(Asks):
         spec["roles"] = roles or [self.role("worker")]
         if self.gpu_models:
             spec["gpu"] = {"models": self.gpu_models}
-        meta = {"name": name, "namespace": self.namespace}
+        meta = {"name": name, "namespace": self.namespace, "annotations": {SUBMITTED_BY: self.user}}
         return {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": meta, "spec": spec}
 
 
@@ -158,6 +166,13 @@ class QuotaEdit(Part):
     nominal: Quantity | None = None
     borrowing_limit: Quantity | None = None
     lending_limit: Quantity | None = None
+
+
+class StopEdit(Part):
+    """A new stop policy of a queue."""
+
+    queue: StrictStr
+    stop_policy: StopPolicy
 
 
 class EventForm(Part):
@@ -174,6 +189,7 @@ class EventForm(Part):
     cordon: StrictStr | None = None
     uncordon: StrictStr | None = None
     set_quota: QuotaEdit | None = None
+    set_stop_policy: StopEdit | None = None
     controller_restart: StrictBool | None = None
 
     @model_validator(mode="after")
@@ -195,6 +211,12 @@ class EventForm(Part):
         """The job or node that it happens to; empty for what is of neither kind."""
         value = getattr(self, self.verb)
         return value if isinstance(value, str) else ""
+
+    @property
+    def queue(self) -> str:
+        """The queue that is edited; empty for other events."""
+        edit = self.set_quota or self.set_stop_policy
+        return edit.queue if edit else ""
 
 
 _OF_A_TIME = ("pending", "starting", "running", "stopping", "succeeded", "failed", "finished", "reason", "pods")
@@ -250,6 +272,7 @@ class PolicyForm(Part):
     """Rules of the whole cluster."""
 
     fair_sharing: list[FairRule] = Field(default_factory=list)
+    usage_half_life_seconds: Seconds = 0.0
 
 
 class Scenario(Part):
@@ -259,6 +282,7 @@ class Scenario(Part):
     nodes: list[NodeForm] = Field(default_factory=list)
     flavors: list[FlavorForm] = Field(default_factory=lambda: [FlavorForm.model_validate({"name": "default"})])
     queues: list[QueueForm]
+    namespaces: list[NamespaceForm] = Field(default_factory=list)
     policy: PolicyForm = Field(default_factory=PolicyForm)
     jobs: list[JobForm] = Field(default_factory=list)
     events: list[EventForm] = Field(default_factory=list)
@@ -271,6 +295,7 @@ class Scenario(Part):
         nodes = _unique("nodes", [name for node in self.nodes for name in node.names])
         queues = _unique("queues", [queue.name for queue in self.queues])
         flavors = _unique("flavors", [flavor.name for flavor in self.flavors])
+        _unique("namespaces", [namespace.name for namespace in self.namespaces])
         for i, queue in enumerate(self.queues):
             for j, quota in enumerate(queue.quotas or ()):
                 _known(f"queues[{i}].quotas[{j}].flavor", quota.flavor, flavors)
@@ -281,8 +306,8 @@ class Scenario(Part):
         for i, event in enumerate(self.events):
             if event.target:
                 _known(f"events[{i}]", event.target, nodes if event.verb in _OF_NODES else jobs)
-            if event.set_quota is not None:
-                _known(f"events[{i}].setQuota.queue", event.set_quota.queue, queues)
+            if event.queue:
+                _known(f"events[{i}].{type(event).model_fields[event.verb].alias}.queue", event.queue, queues)
         for i, want in enumerate(self.want):
             for name in want.jobs():
                 _known(f"want[{i}]", name, jobs)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from queuectl.simulate.clockwork import PREEMPTED, REQUEUED, RUNNING, SHRUNK, Run, State
+from queuectl.simulate.clockwork import EVICTED, PREEMPTED, REQUEUED, RUNNING, SHRUNK, Run, State
 from queuectl.simulate.form import Scenario, WantForm
 
 _PHASES = {
@@ -26,7 +26,7 @@ def differences(scenario: Scenario, run: Run) -> list[str]:
 def _of(field: str, want: WantForm, run: Run) -> Iterator[str]:
     if want.at is not None:
         yield from _at(f"{field}, at {want.at:g} s", want, run.looks[want.at])
-    evicted = Counter(entry.job for entry in run.of(PREEMPTED) if want.at is None or entry.at <= want.at)
+    evicted = Counter(entry.job for entry in run.of(PREEMPTED, EVICTED) if want.at is None or entry.at <= want.at)
     if want.evictions is not None and evicted.total() != want.evictions:
         whom = ", ".join(f"{job} {count} times" for job, count in sorted(evicted.items()))
         yield f"{field}.evictions: {want.evictions} wanted, {evicted.total()} made{f' ({whom})' if whom else ''}"
@@ -63,11 +63,11 @@ def _at(field: str, want: WantForm, states: dict[str, State]) -> Iterator[str]:
 
 def _moved(field: str, want: WantForm, run: Run) -> Iterator[str]:
     for job in want.never_moved or ():
-        entry = next((e for e in run.timeline if e.job == job and e.what in {PREEMPTED, REQUEUED}), None)
+        entry = next((e for e in run.timeline if e.job == job and e.what in {PREEMPTED, EVICTED, REQUEUED}), None)
         if entry is not None:
             yield f"{field}.neverMoved: {job} was moved at {entry.at:g} s: {entry.why}"
     if want.rest_after is not None:
-        restless = [e for e in run.timeline if e.what in {PREEMPTED, SHRUNK} and e.at > want.rest_after]
+        restless = [entry for entry in run.of(PREEMPTED, EVICTED, SHRUNK) if entry.at > want.rest_after]
         if restless:
             first = restless[0]
             yield f"{field}.restAfter: {len(restless)} evictions after {want.rest_after:g} s; the first at {first.at:g} s, of {first.job}: {first.why}"

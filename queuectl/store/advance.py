@@ -127,7 +127,7 @@ def _account(move: Move, attempt: Held, stake: Stake, rooms: Rooms, *, waits: bo
         return True
     if attempt.leaving:
         rooms.free(stake.leaving, reserved=True)
-        attempt.leaving = attempt.claimed = False
+        attempt.leaving, attempt.claimed_by = False, None
     if move.to is AttemptState.ENDED:
         rooms.free(stake.amounts, reserved=attempt.holds, promised=attempt.promised)
     return True
@@ -172,7 +172,7 @@ async def _free(connection: AsyncConnection, ended: Mapping[AttemptKey, Held], n
                 "not_before": end.not_before if again else 0.0,
                 "charged": int(end.charged),
                 "late": int(end.late),
-                "preempted": int(end.why.reason is Reason.PREEMPTED),
+                "preempted": int(held.holds and end.why.reason is Reason.PREEMPTED),
                 "last_end": end_to_json(end),
             }
         )

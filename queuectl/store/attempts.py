@@ -84,14 +84,14 @@ class Held:
     end: End | None
     holds: bool  # counted in the rooms' reserved
     promised: bool  # counted in the rooms' promised
-    claimed: bool  # by somebody who is still there
+    claimed_by: AttemptKey | None  # if that is still there
     leaving: bool  # gives up a part
     passed: list[AttemptState] = field(default_factory=list)
 
     @property
     def in_the_way(self) -> bool:
         """Tell whether the one who has claimed it still has to wait for it."""
-        return self.claimed and self.state is not AttemptState.ENDED
+        return self.claimed_by is not None and self.state is not AttemptState.ENDED
 
 
 async def stakes(connection: AsyncConnection, uids: Collection[str]) -> dict[AttemptKey, Stake]:
@@ -148,15 +148,20 @@ async def latest(connection: AsyncConnection, uids: Collection[str]) -> dict[Att
     if not uids:
         return {}
     a, w = tables.attempt, tables.workload
-    claimed, leaving = a.c.claimed_by_uid.is_not(None).label("claimed"), a.c.leaving.is_not(None).label("leaves")
+    columns = (a.c.workload_uid, a.c.number, a.c.state, a.c.end, a.c.holds, a.c.promised)
     statement = (
-        select(a.c.workload_uid, a.c.number, a.c.state, a.c.end, a.c.holds, a.c.promised, claimed, leaving)
+        select(*columns, a.c.claimed_by_uid, a.c.claimed_by_attempt, a.c.leaving.is_not(None).label("leaves"))
         .join(w, (w.c.uid == a.c.workload_uid) & (w.c.attempt == a.c.number))
         .where(w.c.uid.in_(select(_uids(uids).c.uid)))
     )
     return {
         (row.workload_uid, row.number): Held(
-            AttemptState(row.state), end_from_json(row.end), row.holds, row.promised, row.claimed, row.leaves
+            AttemptState(row.state),
+            end_from_json(row.end),
+            row.holds,
+            row.promised,
+            None if row.claimed_by_uid is None else (row.claimed_by_uid, row.claimed_by_attempt),
+            row.leaves,
         )
         for row in await connection.execute(statement)
     }
@@ -176,6 +181,7 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
                 "state": held.state.value,
                 "end": end_to_json(held.end),
                 "holds": held.holds,
+                "promised": held.promised,
                 "step": STEP_OF[held.state].value if held.state in STEP_OF else None,
                 **{name: state in held.passed for name, state in _STAMPS.items()},
             }
@@ -186,6 +192,7 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
         state=Text,
         end=JSONB,
         holds=Boolean,
+        promised=Boolean,
         step=Text,
         **dict.fromkeys(_STAMPS, Boolean),
     )
@@ -195,6 +202,7 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
             state=given.c.state,
             end=given.c.end,
             holds=given.c.holds,
+            promised=given.c.promised,
             # The first time counts, but that of admission: a claim is admitted again when it is reserved.
             **{
                 name: case(
@@ -212,8 +220,8 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
     )
     await connection.execute(
         insert(s).from_select(
-            ["workload_uid", "attempt", "step", "created_at", "due_at", "epoch"],
-            select(given.c.uid, given.c.attempt, given.c.step, at, at, literal(epoch)).where(given.c.step.is_not(None)),
+            ["workload_uid", "attempt", "step", "created_at", "epoch"],
+            select(given.c.uid, given.c.attempt, given.c.step, at, literal(epoch)).where(given.c.step.is_not(None)),
         )
     )
     if any(AttemptState.RUNNING in held.passed for held in moved.values()):

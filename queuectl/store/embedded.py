@@ -85,6 +85,11 @@ class EmbeddedPostgres:
         port = (self._folder / "port").read_text()
         return f"postgresql://{_NAME}:{password}@127.0.0.1:{port}/postgres"
 
+    @property
+    def running(self) -> bool:
+        """Tell whether the server runs, whoever started it."""
+        return self._alive() is not None
+
     def start(self) -> str:
         """Start the server, or take over the one that a killed owner left, and return its URL.
 

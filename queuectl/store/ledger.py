@@ -6,45 +6,31 @@ leadership, quota rows, node rows, workloads, each sorted by its key.
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Text, func, or_, select, text, update
+from sqlalchemy import Text, func, or_, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Step, Workload, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Workload, WorkloadState
 from queuectl.model.plan import Admission, Preempt
-from queuectl.model.policy import Amounts
-from queuectl.store import advance, audit, reserve, tables
+from queuectl.model.policy import Amounts, Cell, Quota
+from queuectl.store import advance, audit, reserve, tables, usage
 from queuectl.store.engine import WrongCluster, retried, transaction
-from queuectl.store.leadership import fence
 from queuectl.store.reserve import CycleResult
 from queuectl.store.rows import (
     attempts_from_rows,
-    clean,
     places_by_attempt,
     rowset,
     workload_from_row,
 )
 
-__all__ = ["CycleResult", "Ledger", "Loaded", "OpenStep"]
+__all__ = ["CycleResult", "Ledger", "Loaded"]
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _ONE_SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStep:
-    """A step of the outbox that is not done yet. Times are Unix seconds."""
-
-    uid: str
-    attempt: int
-    step: Step
-    due_at: float
-    tries: int
-    last_error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +40,7 @@ class Loaded:
     workloads: list[Workload]
     attempts: list[Attempt]
     max_seq: int
-    steps: list[OpenStep]
+    past: dict[str, dict[Cell, float]] = field(default_factory=dict)  # what ended attempts are in queues' averages
 
 
 class Ledger:
@@ -82,9 +68,12 @@ class Ledger:
                 "set DATABASE_URL to a database of this cluster's own"
             )
 
-    async def load(self, uids: Collection[str] = ()) -> Loaded:
-        """Return every workload that is not finished, the finished ones among ``uids``, and all active attempts."""
-        w, a, r, s = tables.workload, tables.attempt, tables.reservation, tables.step
+    async def load(self, uids: Collection[str] = (), *, half_life: float = 0.0, now: float = 0.0) -> Loaded:
+        """Return every workload that is not finished, the finished ones among ``uids``, and all active attempts.
+
+        With a half-life (seconds) also what queues have used by ``now`` (Unix seconds) with attempts that are over.
+        """
+        w, a, r = tables.workload, tables.attempt, tables.reservation
         known = rowset([{"uid": uid} for uid in sorted(uids)], uid=Text)
         workloads = select(w).where(
             or_(w.c.state != WorkloadState.FINISHED.value, w.c.uid.in_(select(known.c.uid))),
@@ -97,19 +86,9 @@ class Ledger:
             places = places_by_attempt(held)
             active = (await connection.execute(select(a).where(a.c.state != AttemptState.ENDED.value))).mappings().all()
             attempts = attempts_from_rows(active, places)
-            steps = [
-                OpenStep(
-                    uid=row["workload_uid"],
-                    attempt=row["attempt"],
-                    step=Step(row["step"]),
-                    due_at=row["due_at"],
-                    tries=row["tries"],
-                    last_error=row["last_error"],
-                )
-                for row in (await connection.execute(select(s).where(s.c.done_at.is_(None)))).mappings()
-            ]
             max_seq = await connection.scalar(select(func.coalesce(func.max(w.c.seq), 0)))
-        return Loaded(workloads=found, attempts=attempts, max_seq=int(max_seq or 0), steps=steps)
+            past = await usage.past(connection, half_life=half_life, now=now) if half_life else {}
+        return Loaded(workloads=found, attempts=attempts, max_seq=int(max_seq or 0), past=past)
 
     async def cycle(
         self,
@@ -120,24 +99,28 @@ class Ledger:
         submissions: Sequence[Workload] = (),
         nodes: Mapping[str, Mapping[str, int]] = _NONE,
         nodes_gone: Collection[str] = (),
-        quotas: Mapping[str, Amounts] = _NONE,
+        quotas: Mapping[str, Mapping[Cell, Quota]] = _NONE,
         limits: Mapping[str, Amounts] = _NONE,
         queues_gone: Collection[str] = (),
         changed_by: Mapping[str, str] = _NONE,
+        change_why: Mapping[str, str] = _NONE,
         ancestors: Mapping[str, Sequence[str]] = _NONE,
         admissions: Sequence[tuple[Admission, int]] = (),
         preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]] = (),
     ) -> CycleResult:
         """Record what was seen and reserve what was planned, in one transaction.
 
-        ``nodes`` and ``quotas`` give each changed node's or queue's whole vector. ``quotas`` are nominal; a queue's
+        ``nodes`` and ``quotas`` give each changed node's or queue's whole vector. What differs in ``quotas`` from how
+        it last was is kept as a version, with who changed the queue (``changed_by``) and ``change_why``. A queue's
         ``limits``, its whole vector too, are what may be reserved in it and below it, where that is not the nominal.
         ``ancestors`` of a queue, nearest first, are charged with what the queue is charged.
 
-        Admissions are taken in order, each with the generation that was planned for, and after them the preemptions,
-        each with its victims' ends, or the parts that they give up, as well; one that no longer fits, or whose victim
-        is gone or already claimed, is refused and the rest commits. A preemptor's room is promised to it; it may move
-        to RESERVED when its victims have ended or shrunk. At most 500 gangs or 10,000 reservations and victims are taken, the rest is refused and left for
+        Preemptions are taken in order, each with the generation that was planned for and its victims' ends, or the parts
+        that they give up, and after them the admissions; one that no longer fits, or whose victim is gone or already
+        claimed, is refused and the rest commits. A preemptor's room is promised to it; it may move to RESERVED when its
+        victims have ended or shrunk. Of an attempt that itself still waits for victims it takes over the claim: those of
+        these victims that it names are now its own, and the others nobody's; none of them may be shrinking. At most 500
+        gangs or 10,000 reservations and victims are taken, the rest is refused and left for
         the next cycle.
 
         When the answer to COMMIT is lost, the plan is looked up by its id; StoreUnavailable then means that it still
@@ -154,6 +137,7 @@ class Ledger:
             limits=limits,
             queues_gone=queues_gone,
             changed_by=changed_by,
+            change_why=change_why,
             ancestors=ancestors,
             admissions=admissions,
             preemptions=preemptions,
@@ -193,22 +177,20 @@ class Ledger:
 
         return await retried(work)
 
-    async def step_failed(self, epoch: int, uid: str, attempt: int, *, due_at: float, error: str) -> None:
-        """Count a failed try of the attempt's open step; ``due_at`` (Unix seconds) is when the next one may be made."""
-        s = tables.step
-        async with transaction(self._engine) as connection:
-            await fence(connection, epoch)
-            await connection.execute(
-                update(s)
-                .where(s.c.workload_uid == uid, s.c.attempt == attempt, s.c.done_at.is_(None))
-                .values(tries=s.c.tries + 1, last_error=clean(error), due_at=due_at)
-            )
-
     async def audit(self) -> list[str]:
         """Return a sentence about everything in the ledger that contradicts itself; empty when all is well."""
         async with transaction(self._engine) as connection:
             await connection.execute(_ONE_SNAPSHOT)
             return await audit.audit(connection)
+
+    async def quota_history(self, queue: str = "", *, limit: int = 100) -> list[dict[str, Any]]:
+        """Return the latest changes of quotas, of one queue if it is named, newest first: the columns of the table."""
+        v = tables.quota_version
+        statement = select(v).order_by(v.c.id.desc()).limit(limit)
+        if queue:
+            statement = statement.where(v.c.queue == queue)
+        async with transaction(self._engine) as connection:
+            return [dict(row) for row in (await connection.execute(statement)).mappings()]
 
     async def history(self, uid: str) -> list[dict[str, Any]]:
         """Return the events of a workload, oldest first: at, attempt, kind, message, facts, epoch."""

@@ -1,6 +1,7 @@
 """What a cycle records before it decides: room as it was seen, quota edits, submissions."""
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import BigInteger, Float, Text, and_, func, literal, or_, select
@@ -8,69 +9,82 @@ from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model.lifecycle import Workload, WorkloadState
-from queuectl.model.policy import Amounts
+from queuectl.model.policy import Cell, Quota
 from queuectl.store import tables
 from queuectl.store.events import Event
 from queuectl.store.room import Key, bounded
-from queuectl.store.rows import rowset
+from queuectl.store.rows import clean, rowset
+
+_PARTS = ("nominal", "borrowing_limit", "lending_limit")
+_COLUMNS = [f"{way}_{part}" for part in _PARTS for way in ("from", "to")]
+_Parts = tuple[int | None, ...]
+_NO_QUOTA: _Parts = (None, None, None)
 
 
 async def quota_edits(
     connection: AsyncConnection,
-    quotas: Mapping[str, Amounts],
+    quotas: Mapping[str, Mapping[Cell, Quota]],
     gone: Collection[str],
     *,
-    changed_by: Mapping[str, str],
+    by: Mapping[str, str],
+    because: Mapping[str, str],
     now: float,
 ) -> list[Event]:
-    """Write a version of each nominal quota that is not as it last was, and return what to say of it."""
+    """Write a version of each quota that is not as it last was, and return what to say of it.
+
+    ``by`` and ``because``: who changed each queue, and why.
+    """
     edited = {*quotas, *gone}
     if not edited:
         return []
-    before = await _last_nominal(connection, edited)
-    after: dict[Key, int] = {
-        (queue, *cell): bounded(nominal)
+    before = await _last(connection, edited)
+    after: dict[Key, _Parts] = {
+        (queue, *cell): tuple(None if (part := getattr(quota, name)) is None else bounded(part) for name in _PARTS)
         for queue, vector in quotas.items()
         if queue not in gone
-        for cell, nominal in vector.items()
+        for cell, quota in vector.items()
     }
-    columns = ["queue", "flavor", "resource", "from_nominal", "to_nominal", "changed_by"]
-    rows = [
-        dict(zip(columns, (*key, before.get(key), after.get(key), changed_by.get(key[0], "")), strict=True))
-        for key in sorted({*before, *after})
-        if before.get(key) != after.get(key)
-    ]
+    rows = []
+    for key in sorted({*before, *after}):
+        old, new = before.get(key, _NO_QUOTA), after.get(key, _NO_QUOTA)
+        if old != new:
+            row = dict(zip(("queue", "flavor", "resource"), key, strict=True))
+            row |= {"changed_by": clean(by.get(key[0], "")), "why": clean(because.get(key[0], ""))}
+            rows.append(row | dict(zip(_COLUMNS, chain.from_iterable(zip(old, new, strict=True)), strict=True)))
     if not rows:
         return []
-    given = rowset(
-        rows, queue=Text, flavor=Text, resource=Text, from_nominal=BigInteger, to_nominal=BigInteger, changed_by=Text
-    )
+    texts: dict[str, type[Text]] = dict.fromkeys(("queue", "flavor", "resource", "changed_by", "why"), Text)
+    given = rowset(rows, **texts, **dict.fromkeys(_COLUMNS, BigInteger))
+    columns = [*texts, *_COLUMNS]
     source = select(*(given.c[name] for name in columns), literal(now, tables.UnixTime))
     await connection.execute(insert(tables.quota_version).from_select([*columns, "changed_at"], source))
     return [Event("QuotaChanged", _sentence(row), facts=row) for row in rows]
 
 
-async def _last_nominal(connection: AsyncConnection, queues: Collection[str]) -> dict[Key, int]:
+async def _last(connection: AsyncConnection, queues: Collection[str]) -> dict[Key, _Parts]:
     v = tables.quota_version
     key = (v.c.queue, v.c.flavor, v.c.resource)
     given = rowset([{"queue": queue} for queue in sorted(queues)], queue=Text)
     statement = (
-        select(*key, v.c.to_nominal)
+        select(*key, *(v.c[f"to_{part}"] for part in _PARTS))
         .ext(distinct_on(*key))
         .where(v.c.queue.in_(select(given.c.queue)))
         .order_by(*key, v.c.id.desc())
     )
     rows = await connection.execute(statement)
-    return {(row.queue, row.flavor, row.resource): row.to_nominal for row in rows if row.to_nominal is not None}
+    return {tuple(row[:3]): tuple(row[3:]) for row in rows if row.to_nominal is not None}
 
 
 def _sentence(row: Mapping[str, Any]) -> str:
-    before = "nothing" if row["from_nominal"] is None else row["from_nominal"]
-    after = "nothing" if row["to_nominal"] is None else row["to_nominal"]
+    changes = []
+    for part, none in zip(_PARTS, ("nothing", "none", "none"), strict=True):
+        old, new = row[f"from_{part}"], row[f"to_{part}"]
+        if old != new:
+            name = "" if part == "nominal" else part.replace("_", " ") + " "
+            changes.append(f"{name}from {none if old is None else old} to {none if new is None else new}")
     who = row["changed_by"] or "somebody unknown"
-    return (
-        f"Quota of queue {row['queue']} in flavor {row['flavor']}: {row['resource']} from {before} to {after} by {who}."
-    )
+    because = f": {row['why']}" if row["why"] else "."
+    return f"Quota of queue {row['queue']} in flavor {row['flavor']}: {row['resource']} {', '.join(changes)} by {who}{because}"
 
 
 async def submissions(connection: AsyncConnection, workloads: Sequence[Workload]) -> None:

@@ -37,6 +37,8 @@ from queuectl.store.rows import attempt_from_row, places_by_attempt, quota_to_js
 
 MAX_GANGS = 500
 MAX_RESERVATIONS = 10_000
+KEPT_SECONDS = 86_400.0  # of a done step
+MAX_PRUNED = 1000  # rows of each table in one cycle, more than one makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,11 @@ class Request:
     submissions: Sequence[Workload]
     nodes: Mapping[str, Mapping[str, int]]
     nodes_gone: Collection[str]
-    quotas: Mapping[str, policy.Amounts]
+    quotas: Mapping[str, Mapping[policy.Cell, policy.Quota]]
     limits: Mapping[str, policy.Amounts]
     queues_gone: Collection[str]
     changed_by: Mapping[str, str]
+    change_why: Mapping[str, str]
     ancestors: Mapping[str, Sequence[str]]
     admissions: Sequence[tuple[Admission, int]]
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]]
@@ -82,11 +85,16 @@ class Request:
 
     @property
     def candidates(self) -> list["_Candidate"]:
-        """Return whom the plan wants to start, in order."""
-        return [_Candidate(admission, generation) for admission, generation in self.admissions] + [
+        """Return whom the plan wants to start, in the order in which they are taken: preemptors first.
+
+        Whatever the order in which the core decided, none is refused in this one: a preemptor only asks that what is
+        promised fits, and without the admissions that is less; an admission finds reserved what it would in the
+        core's order, and promised no more than when the whole plan is made.
+        """
+        return [
             _Candidate(preempt.admission, generation, preempt, leaves)
             for preempt, generation, leaves in self.preemptions
-        ]
+        ] + [_Candidate(admission, generation) for admission, generation in self.admissions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +126,8 @@ class _Gang:
     number: int
     placements: tuple[Placement, ...]
     preempt: Preempt | None  # given when it is to wait for its room
-    victims: tuple[AttemptKey, ...]
+    victims: tuple[AttemptKey, ...]  # those that it waits for
+    overtaken: tuple[AttemptKey, ...]  # those whose claims it takes over
 
     @property
     def key(self) -> AttemptKey:
@@ -185,28 +194,29 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
     refused: list[str] = []
     shrinks: dict[AttemptKey, Shrink] = {}
     for candidate, amounts in zip(candidates, wanted, strict=True):
-        row, leaving = waiting.get(candidate.uid), _victims(candidate, held, stakes)
+        row, taken = waiting.get(candidate.uid), _taken(candidate, held, stakes)
         if (
             row is None
             or row["queue"] != queue_of.get(candidate.uid)
             or not candidate.admission.placements
-            or leaving is None
-            or not _fits(rooms, candidate, amounts, leaving.values())
+            or taken is None
+            or not _fits(rooms, candidate, amounts, taken.values())
         ):
             refused.append(candidate.uid)
             continue
         del waiting[candidate.uid]
-        gang = _gang(request, candidate, row, tuple(leaving))
+        gang = _gang(request, candidate, row, tuple(taken), held)
         gangs.append(gang)
         events.append(gang.event())
-        events.extend(_claim(gang, candidate, held, leaving, rooms))
-        shrinks |= {key: leave for key in leaving if isinstance(leave := candidate.leaves.get(key[0]), Shrink)}
+        events.extend(_claim(gang, candidate, held, taken, rooms))
+        shrinks |= {key: leave for key in taken if isinstance(leave := candidate.leaves.get(key[0]), Shrink)}
         rooms.take(amounts, reserved=not gang.claims, promised=True)
 
     await rooms.write(connection)
     await _write_gangs(connection, request, gangs)
     moved = {key: one for key, one in held.items() if one.passed}
     await attempts.write(connection, request.epoch, moved, now=request.now)
+    await attempts.unclaim(connection, [key for gang in gangs for key in gang.overtaken])
     await attempts.claim(connection, {victim: gang.key for gang in gangs for victim in gang.victims}, shrinks)
     await record(connection, request.epoch, events, now=request.now)
     return CycleResult(
@@ -218,10 +228,21 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
 
 async def _is_new(connection: AsyncConnection, request: Request) -> bool:
     """Write the plan's id. Waits for a lost transaction of the same plan; False when that one committed."""
+    await _prune(connection, request.now)
     t = tables.plan
-    await connection.execute(delete(t).where(t.c.committed_at < func.now() - text("interval '1 day'")))
     statement = insert(t).values(id=request.plan_id, epoch=request.epoch, admitted=0).on_conflict_do_nothing()
     return await connection.scalar(statement.returning(t.c.id)) is not None
+
+
+async def _prune(connection: AsyncConnection, now: float) -> None:
+    """Drop plans and done steps that are older than a day, some at a time. Events stay: they are the history."""
+    p, s = tables.plan, tables.step
+    for table, at, limit in (
+        (p, p.c.committed_at, func.now() - text("interval '1 day'")),
+        (s, s.c.done_at, literal(now - KEPT_SECONDS, tables.UnixTime)),
+    ):
+        old = select(table.c.id).where(at < limit).order_by(at).limit(MAX_PRUNED)
+        await connection.execute(delete(table).where(table.c.id.in_(old)))
 
 
 async def _already_done(connection: AsyncConnection, request: Request) -> CycleResult:
@@ -278,8 +299,11 @@ def _amounts(request: Request, admission: Admission, queue: str | None) -> Amoun
 
 async def _observe(connection: AsyncConnection, request: Request, rooms: Rooms) -> list[Event]:
     gone = set(request.queues_gone)
-    events = await observe.quota_edits(connection, request.quotas, gone, changed_by=request.changed_by, now=request.now)
-    room = {**request.quotas, **request.limits}
+    events = await observe.quota_edits(
+        connection, request.quotas, gone, by=request.changed_by, because=request.change_why, now=request.now
+    )
+    nominal = {name: {cell: quota.nominal for cell, quota in vector.items()} for name, vector in request.quotas.items()}
+    room = {**nominal, **request.limits}
     in_queues: dict[Key, int] = {
         (queue, *cell): amount for queue, vector in room.items() if queue not in gone for cell, amount in vector.items()
     }
@@ -294,36 +318,47 @@ async def _observe(connection: AsyncConnection, request: Request, rooms: Rooms) 
     return events
 
 
-def _victims(
+def _taken(
     candidate: _Candidate, held: Mapping[AttemptKey, Held], stakes: Mapping[AttemptKey, Stake]
 ) -> dict[AttemptKey, Amounts] | None:
-    """Return the victims' attempts, sorted, and what is no longer promised to each.
+    """Return the victims' attempts, sorted, each with what it takes out of what is promised.
 
-    None unless every one of them is there and nobody else's.
+    None unless every one of them is there to be taken: it holds room that nobody has claimed, or only those whose
+    claims are taken over with it; or it claims. Who shrinks already is not, and only who runs can begin to.
     """
     active = {uid: (uid, number) for uid, number in held}
-    found = {}
-    for uid in candidate.victims:
-        key = active.pop(uid, None)
-        if key is None or not held[key].holds or held[key].claimed or held[key].leaving:
+    found = [active.pop(uid, None) for uid in candidate.victims]
+    keys = sorted(key for key in found if key is not None)
+    if len(keys) < len(found):
+        return None
+    overtaken = {key for key in keys if held[key].state is AttemptState.CLAIMED}
+    taken = {}
+    for key in keys:
+        victim, stake, leave = held[key], stakes[key], candidate.leaves.get(key[0])
+        free = victim.holds and victim.claimed_by in {None, *overtaken} and victim.state is not AttemptState.ENDED
+        if (not free and key not in overtaken) or victim.leaving:
             return None
-        victim, stake, leave = held[key], stakes[key], candidate.leaves.get(uid)
+        if victim.state is not AttemptState.ENDING and leave is None:
+            return None
+        taken[key] = stake.amounts if victim.promised else Amounts()
         if isinstance(leave, Shrink):
             if victim.state is not AttemptState.RUNNING or not stake.attempt.whole.has(leave.part):
                 return None
-            found[key] = stake.of(leave.part)
-        elif victim.state is AttemptState.ENDED or (victim.state is not AttemptState.ENDING and leave is None):
-            return None
-        else:
-            found[key] = stake.amounts if victim.promised else Amounts()
-    return dict(sorted(found.items()))
+            taken[key] = stake.of(leave.part)
+    return taken
 
 
 def _fits(rooms: Rooms, candidate: _Candidate, amounts: Amounts, leaving: Collection[Amounts]) -> bool:
     return rooms.fits_later(amounts, leaving) if candidate.preempt else rooms.fits(amounts)
 
 
-def _gang(request: Request, candidate: _Candidate, row: RowMapping, victims: tuple[AttemptKey, ...]) -> _Gang:
+def _gang(
+    request: Request,
+    candidate: _Candidate,
+    row: RowMapping,
+    taken: tuple[AttemptKey, ...],
+    held: Mapping[AttemptKey, Held],
+) -> _Gang:
     return _Gang(
         admission=candidate.admission,
         generation=candidate.generation,
@@ -332,7 +367,8 @@ def _gang(request: Request, candidate: _Candidate, row: RowMapping, victims: tup
         number=row["attempt"] + 1,
         placements=_merged(candidate.admission.placements),
         preempt=candidate.preempt,
-        victims=victims,
+        victims=tuple(key for key in taken if held[key].holds),
+        overtaken=tuple(key for key in taken if not held[key].holds),
     )
 
 
@@ -340,15 +376,18 @@ def _claim(
     gang: _Gang,
     candidate: _Candidate,
     held: Mapping[AttemptKey, Held],
-    leaving: Mapping[AttemptKey, Amounts],
+    taken: Mapping[AttemptKey, Amounts],
     rooms: Rooms,
 ) -> list[Event]:
-    """Have the victims end, or shrink, and take what leaves out of what is promised."""
+    """Have those that it takes from end, or shrink, and take what leaves out of what is promised."""
     events = []
-    for key, amounts in leaving.items():
+    for victim in held.values():
+        if victim.claimed_by in gang.overtaken:
+            victim.claimed_by = None
+    for key in (*gang.overtaken, *gang.victims):
         victim, leave = held[key], candidate.leaves.get(key[0])
-        rooms.free(amounts, promised=True)
-        victim.claimed = True
+        rooms.free(taken[key], promised=True)
+        victim.claimed_by = gang.key if victim.holds else None
         if isinstance(leave, Shrink):
             victim.state, victim.leaving = AttemptState.SHRINKING, True
             victim.passed.append(victim.state)
@@ -450,8 +489,8 @@ async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequ
     await connection.execute(insert(tables.reservation).from_select(columns, select(*places.c)))
     await connection.execute(
         insert(tables.step).from_select(
-            ["workload_uid", "attempt", "step", "created_at", "due_at", "epoch"],
-            select(gangs.c.uid, gangs.c.number, gangs.c.step, now, now, epoch).where(gangs.c.step.is_not(None)),
+            ["workload_uid", "attempt", "step", "created_at", "epoch"],
+            select(gangs.c.uid, gangs.c.number, gangs.c.step, now, epoch).where(gangs.c.step.is_not(None)),
         )
     )
     p = tables.plan

@@ -177,6 +177,7 @@ attempt = Table(
     CheckConstraint("(state = 'Ended') = (ended_at IS NOT NULL)", name="ended"),
     Index("uq_attempt_active", "workload_uid", unique=True, postgresql_where=text("state <> 'Ended'")),
     Index("ix_attempt_plan_id", "plan_id"),
+    Index("ix_attempt_ended_at", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
     Index(
         "ix_attempt_claimed_by",
         "claimed_by_uid",
@@ -204,7 +205,8 @@ reservation = Table(
     Index("ix_reservation_held", "workload_uid", "attempt", postgresql_where=text("freed_at IS NULL")),
 )
 
-# The outbox: what is still to be carried out on the API server, a row for each step of a gang.
+# The outbox: what is still to be carried out on the API server, a row for each step of a gang. What is done is dropped
+# after a day; what happened stays in the events.
 step = Table(
     "step",
     metadata,
@@ -213,14 +215,12 @@ step = Table(
     Column("attempt", Integer, nullable=False),
     Column("step", Text, nullable=False),
     Column("created_at", UnixTime, nullable=False),
-    Column("due_at", UnixTime, nullable=False),
-    Column("tries", Integer, nullable=False, server_default=text("0")),
-    Column("last_error", Text),
     Column("done_at", UnixTime),
     Column("epoch", BigInteger, nullable=False),
     ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
     CheckConstraint("step IN ('Create', 'Ungate', 'Shrink', 'Remove')", name="step"),
     Index("uq_step_open", "workload_uid", "attempt", unique=True, postgresql_where=text("done_at IS NULL")),
+    Index("ix_step_done_at", "done_at", postgresql_where=text("done_at IS NOT NULL")),
 )
 
 event = Table(
@@ -244,10 +244,16 @@ quota_version = Table(
     Column("queue", Text, nullable=False),
     Column("flavor", Text, nullable=False),
     Column("resource", Text, nullable=False),
+    # No nominal: there was, or is, no such quota. No limit: nothing limits.
     Column("from_nominal", BigInteger),
     Column("to_nominal", BigInteger),
     Column("changed_by", Text, nullable=False),
     Column("changed_at", UnixTime, nullable=False),
+    Column("from_borrowing_limit", BigInteger),
+    Column("to_borrowing_limit", BigInteger),
+    Column("from_lending_limit", BigInteger),
+    Column("to_lending_limit", BigInteger),
+    Column("why", Text, nullable=False, server_default=text("''")),
     Index("ix_quota_version_queue", "queue", "id"),
 )
 

@@ -104,7 +104,7 @@ def decide(nodes: int, gangs: int, events: int, shape: Shape) -> Decisions:
 def _cycle(world: World) -> tuple[float, float, Plan]:
     gc.collect()  # or a collection of what the benchmark left would count as the planner's
     began = time.process_time()
-    snapshot = world.snapshot()
+    snapshot = world.snapshot(NOW)
     between = time.process_time()
     decided = plan(snapshot, NOW)
     return between - began, time.process_time() - between, decided

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from queuectl.cli.errors import Exit
-from queuectl.kube.client import ApiError, KubeClient
-from queuectl.kube.names import API
+from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
+from queuectl.kube.names import API, DEFAULT_QUEUE
 from queuectl.local.controlplane import Running
 from tests.support.commands import Commands, Result
 from tests.support.eventually import eventually
@@ -82,7 +82,6 @@ BAD = {
     ),
     "no kind": ({"metadata": {"name": "bad"}}, "kind: is required; write TrainingJob, Queue, ResourceFlavor"),
     "no name": (mine(""), "metadata.name: is required; add it, or generateName"),
-    "no queue": (mine("bad", queue=None), "spec.queue: is required; add it"),
 }
 
 # What only the cluster can tell.
@@ -262,6 +261,37 @@ async def test_files_names_and_what_comes_back(team: str, run: Commands, tmp_pat
 
     elsewhere = await run("submit", "-f", "-", "-n", "default", stdin=text(mine("other")), code=Exit.REFUSED)
     assert f'metadata.namespace: "{NAMESPACE}" is not the "default" of -n' in elsewhere.err
+
+
+async def test_a_job_without_a_queue_goes_to_the_default_of_its_namespace(
+    team: str, run: Commands, kube: KubeClient
+) -> None:
+    lost = mine("lost")
+    del lost["spec"]["queue"]
+    refused = await run("submit", "-f", "-", stdin=text(lost), code=Exit.REFUSED)
+    assert "queue is missing and the namespace has no default; name a Queue" in refused.err
+
+    async def default(name: str | None) -> None:
+        body = {"metadata": {"annotations": {DEFAULT_QUEUE: name}}}
+        await kube.request("PATCH", f"/api/v1/namespaces/{NAMESPACE}", body=body, content_type=MERGE_PATCH)
+
+    async def tried(code: int, words: str) -> bool:
+        try:
+            given = await run("submit", "-f", "-", "--dry-run", stdin=text(lost), code=code)
+        except AssertionError:
+            return False
+        return words in given.out + given.err
+
+    await default("submit-tema")
+    told = f'"submit-tema", the default of namespace {NAMESPACE}, does not exist; did you mean {TEAM}?'
+    await eventually(lambda: tried(Exit.REFUSED, told), "the refusal of a default that is not there")
+    await default(TEAM)
+    await eventually(lambda: tried(Exit.DONE, "created"), "the default")
+    await run("submit", "-f", "-", stdin=text(lost))
+    await default(None)
+    described = (await run("describe", "lost", "-n", NAMESPACE)).out.splitlines()
+    assert f"Queue:          {TEAM}" in described
+    assert "Submitted by:   admin" in described
 
 
 async def test_several_come_back_as_a_list(team: str, run: Commands) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -12,18 +13,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from queuectl.core.backlog import Backlog, pending_key
 from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import members
-from queuectl.model.lifecycle import UP, Attempt, AttemptState, Leave, Shrink, Workload, WorkloadState
+from queuectl.core.usage import STEPS
+from queuectl.model.lifecycle import UP, Attempt, AttemptState, Leave, Move, Shrink, Workload, WorkloadState
 from queuectl.model.objects import QueueOrder
 from queuectl.model.plan import Portion
-from queuectl.model.policy import VictimChoice, Within
+from queuectl.model.policy import OverQuota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason
-from queuectl.simulate.clockwork import Clockwork
+from queuectl.simulate.clockwork import EVICTED, Clockwork
 from queuectl.simulate.form import GPU, EventForm, JobForm, QuotaEdit, read
 from tests.support.virtual import FLAVORS, QUEUES, clusters, jobs
 
+LIMITED = {Reason.EXCEEDS_LIMIT, Reason.MAX_RUNNING_REACHED, Reason.MAX_RESOURCES_REACHED}
 NEVER = {Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, Reason.NO_MATCHING_FLAVOR}
-PASSED = NEVER | {Reason.HELD, Reason.BACK_OFF}
-HOPELESS = NEVER | {Reason.EXCEEDS_CLUSTER}
+PASSED = NEVER | {Reason.HELD, Reason.BACK_OFF} | LIMITED
+HOPELESS = NEVER | {Reason.EXCEEDS_CLUSTER, Reason.EXCEEDS_LIMIT}
 Sums = Counter[tuple[str, str]]
 Cell = tuple[str, str]
 
@@ -47,7 +50,7 @@ class Watched(Clockwork):
 
     def _assert_what_is_known_is_true(self) -> None:
         """What a cycle takes over from the one before is what it would find out by itself."""
-        snapshot = self.world.snapshot()
+        snapshot = self.world.snapshot(self.now)
         anew = replace(snapshot, waiting=Backlog(snapshot.waiting), versions=None)
         assert plan(snapshot, self.now) == plan(anew, self.now)
 
@@ -62,6 +65,14 @@ class Watched(Clockwork):
         if not world.jobs[uid].gang.preemptible:
             own = world.queues[queue].nominal
             assert all(kept[cell] <= own.get(cell, 0) for cell in world.attempts[uid].quota)
+
+    def _move(self, move: Move, leaves: str = "Stopping") -> None:
+        if leaves == EVICTED:
+            assert move.end is not None
+            queue = self.world.queues[self.world.workloads[move.uid].queue]
+            assert self.world.attempts[move.uid].state is not AttemptState.ENDING, "nobody is told to go twice"
+            assert queue.over_quota is OverQuota.TAKE_BACK or queue.stop is StopPolicy.HOLD_AND_DRAIN
+        super()._move(move, leaves)
 
     def _assert_it_passed_nobody(self, uid: str) -> None:
         """Of a strict queue, only those who can't start whatever ends are passed."""
@@ -81,10 +92,12 @@ class Watched(Clockwork):
         mine = world.workloads[attempt.uid]
         victims = [world.attempts[uid] for uid in leaves]
         assert victims
-        for victim in victims:
-            assert victim.holds, "who has nothing gives nothing"
-            assert not victim.claimed, "two preemptors share no victim"
-            assert not victim.leaving, "nor a part of it"
+        taken = [v for v in victims if not v.claimed and (v.holds or v.state is AttemptState.CLAIMED)]
+        inherited = {key for claim in taken if not claim.holds for key in claim.victims}
+        rest = [(victim.uid, victim.number) for victim in victims if victim not in taken]
+        assert inherited.issuperset(rest), "two preemptors share no victim"
+        assert not any(victim.leaving for victim in victims), "nor a part of one"
+        for victim in taken:
             theirs = world.workloads[victim.uid]
             self._assert_it_may_be_taken(victim, mine)
             if theirs.queue == mine.queue:
@@ -99,6 +112,8 @@ class Watched(Clockwork):
                 assert victim.state is AttemptState.RUNNING
                 assert victim.whole.has(leave.part)
         super()._claim(attempt, leaves)
+        assert {uid for uid, _ in attempt.victims} == {victim.uid for victim in victims if victim.holds}
+        assert self.waits_for_all_in_its_room(attempt)
         # With the victims gone it fits, on nodes and in quotas.
         room, on_node = self.node_room(), on_nodes(self, later=True)
         assert all(on_node[key] <= room[key] for key in node_parts(attempt))
@@ -109,7 +124,7 @@ class Watched(Clockwork):
     def _assert_it_may_be_taken(self, victim: Attempt, mine: Workload) -> None:
         """What was told to go for another reason may be; anybody else only when nothing protects it."""
         world = self.world
-        if victim.state is AttemptState.ENDING:
+        if victim.state in {AttemptState.ENDING, AttemptState.CLAIMED}:
             return
         job = world.jobs[victim.uid]
         assert job.gang.preemptible or job.generation != victim.generation
@@ -118,6 +133,20 @@ class Watched(Clockwork):
         assert since + protected <= self.now
         waits_since = mine.submitted_at if mine.requeued_at is None else mine.requeued_at
         assert waits_since + world.queues[mine.queue].preemption.wait_seconds <= self.now
+
+    def waits_for_all_in_its_room(self, attempt: Attempt) -> bool:
+        """Tell whether it fits on its nodes, beside all that are there or kept free, once those have gone it waits for."""
+        world, mine = self.world, node_parts(attempt)
+        used: Sums = Counter()
+        for other in world.attempts.values():
+            theirs = node_parts(other)
+            for uid, number in other.victims if not other.holds else ():
+                victim = world.attempts.get(uid)
+                theirs.subtract(node_parts(victim) if victim is not None and victim.number == number else {})
+            waits_for = (other.uid, other.number) in attempt.victims
+            if other.uid != attempt.uid and not waits_for and (other.holds or not other.claimed):
+                used.update(+theirs)
+        return all(used[key] + mine[key] <= self.node_room()[key] for key in mine)
 
     def line(self, queue: str) -> list[str]:
         result = [queue]
@@ -185,7 +214,7 @@ def idle_in_queue(clock: Watched, queue: str) -> Sums:
     world = clock.world
     result: Sums = Counter()
     for attempt in world.attempts.values():
-        if not attempt.holds and world.workloads[attempt.uid].queue == queue:
+        if not attempt.holds and not attempt.claimed and world.workloads[attempt.uid].queue == queue:
             mine: Sums = Counter(attempt.quota)
             for uid, number in attempt.victims:
                 victim = world.attempts.get(uid)
@@ -269,9 +298,18 @@ class ClusterMachine(RuleBasedStateMachine):
             edit = QuotaEdit(queue=queue, flavor=flavor, resource=GPU, nominal=nominal)
             self.happens("setQuota", edit.model_dump(by_alias=True, exclude_none=True))
 
+    @rule(queue=st.sampled_from(QUEUES), policy=st.sampled_from(["None", "None", "Hold", "HoldAndDrain"]))
+    def stop(self, queue: str, policy: str) -> None:
+        self.happens("setStopPolicy", {"queue": queue, "stopPolicy": policy})
+
     @rule()
     def restart(self) -> None:
+        before = self.clock.world.history.past(self.clock.now)
         self.happens("controllerRestart", True)  # noqa: FBT003 - a field's value
+        after = self.clock.world.history.past(self.clock.now)
+        for queue in before.keys() | after.keys():
+            was, now = Counter(before.get(queue, {})), Counter(after.get(queue, {}))
+            assert all(abs(was[cell] - now[cell]) <= Fraction(1, STEPS) for cell in was | now), "used before"
 
     @invariant()
     def no_defect_has_shown(self) -> None:
@@ -323,6 +361,21 @@ class ClusterMachine(RuleBasedStateMachine):
             assert +Counter(holdings.now.nodes[name].usage) == +now
             assert +Counter(holdings.later.nodes[name].usage) == +later
 
+    @invariant()
+    def no_limit_is_exceeded(self) -> None:
+        held: dict[tuple[str, str], list[Attempt]] = {}
+        for attempt in self.attempts():
+            workload = self.clock.world.workloads[attempt.uid]
+            job = self.clock.world.jobs.get(attempt.uid)
+            for who in ("", job.gang.user if job else "gone"):
+                held.setdefault((workload.queue, who), []).append(attempt)
+        for (name, who), attempts in held.items():
+            queue = self.clock.world.queues[name]
+            most = queue.per_user.max_running if who else queue.max_running
+            assert most is None or len(attempts) <= most, (name, who)
+            gpus = sum(amount for attempt in attempts for amount in node_parts(attempt).values())
+            assert not who or gpus <= dict(queue.per_user.max_resources).get(GPU, gpus), (name, who)
+
     def attempts(self) -> list[Attempt]:
         return list(self.clock.world.attempts.values()) if hasattr(self, "clock") else []
 
@@ -334,6 +387,8 @@ class ClusterMachine(RuleBasedStateMachine):
         for node in self.nodes:
             self.happens("nodeUp", node)
             self.happens("uncordon", node)
+        for queue in QUEUES:
+            self.happens("setStopPolicy", {"queue": queue, "stopPolicy": "None"})
         for number in range(self.submitted):
             self.happens("release", f"j{number}")
         for _ in range(self.submitted + 1):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from queuectl.simulate.clockwork import run
 from queuectl.simulate.form import GPU, read
 from queuectl.simulate.verdict import differences
+from tests.core.test_invariants import Watched
 from tests.support.virtual import QUEUES, clusters, jobs
 
 LAST_EVENT = 30
@@ -36,10 +37,41 @@ def histories(draw: st.DrawFn) -> dict[str, Any]:
             st.sampled_from(QUEUES),
             st.integers(0, 4),
         ),
+        st.builds(
+            lambda queue, policy: {"setStopPolicy": {"queue": queue, "stopPolicy": policy}},
+            st.sampled_from(QUEUES),
+            st.sampled_from(["None", "Hold", "HoldAndDrain"]),
+        ),
     )
     scenario["events"] = [{**draw(event), "at": draw(time)} for _ in range(draw(st.integers(0, 6)))]
     scenario["want"] = [{"restAfter": LAST_EVENT + REST, "cycles": 100}]
     return scenario
+
+
+@st.composite
+def rushes(draw: st.DrawFn) -> dict[str, Any]:
+    """Return a scenario in which ever more urgent jobs come while those stop who gave way to the ones before."""
+    scenario = draw(clusters())
+    for queue in scenario["queues"]:
+        if queue["name"] in QUEUES:
+            queue["preemption"] = {"withinQueue": "LowerPriority", "reclaimFromCohort": "LowerPriority"}
+    favourites = draw(st.lists(st.sampled_from(QUEUES), min_size=1, max_size=2))
+    scenario["jobs"] = [
+        {**draw(jobs(f"j{i}")), "queue": draw(st.sampled_from(favourites)), "at": i, "priority": i // 2, "grace": 12}
+        for i in range(draw(st.integers(6, 14)))
+    ]
+    restart = [{"at": draw(st.integers(3, 20)), "controllerRestart": True}]
+    scenario["events"] = draw(st.sampled_from([[], restart]))
+    scenario["want"] = [{"restAfter": LAST_EVENT + REST, "cycles": 20}]
+    return scenario
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rushes())
+def test_claims_are_taken_over_and_it_comes_to_rest(rush: dict[str, Any]) -> None:
+    scenario = read(rush)
+    result = Watched(scenario).run()
+    assert differences(scenario, result) == []
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -170,6 +170,45 @@ async def test_ungated_pods_above_the_quota_are_an_over_booking(stage: Stage) ->
         assert observer.partial_gangs == []
 
 
+async def test_quota_may_be_borrowed_as_far_as_the_cohort_owns_it(stage: Stage) -> None:
+    await stage.nodes(3)
+    await stage.create(manifests.queue(f"{stage.name}-all"))
+    for name in ("a", "b"):
+        await stage.queue(8, name, parent=f"{stage.name}-all")
+    async with observing(stage) as observer:
+        job = await gang(stage, 2, queue=f"{stage.name}-a")
+        await ungate(stage, *[await make(stage, job, index) for index in range(2)])
+        await observer.settled()
+        assert observer.over_bookings == []
+        other = await stage.submit("other", 1, 8, queue=f"{stage.name}-b")
+        await ungate(stage, await make(stage, other, 7))
+        assert f"queue {stage.name}-all: ungated pods asked for 24" in await until_said(observer.over_bookings)
+
+
+async def test_more_than_may_be_borrowed_is_an_over_booking(stage: Stage) -> None:
+    await stage.nodes(2)
+    quota = manifests.quota(8, flavor=stage.name)
+    await stage.create(manifests.queue(f"{stage.name}-all", quotas=[quota]))
+    await stage.create(manifests.queue(stage.name, parent=f"{stage.name}-all", quotas=[quota | {"borrowingLimit": 4}]))
+    async with observing(stage) as observer:
+        job = await gang(stage, 2)
+        await ungate(stage, *[await make(stage, job, index) for index in range(2)])
+        said = f"queue {stage.name}: ungated pods asked for 16 {GPU} in flavor {stage.name}, its quota is 12"
+        assert await until_said(observer.over_bookings) == said
+
+
+async def test_an_elastic_gang_may_start_with_as_few_pods_as_it_must_have(stage: Stage) -> None:
+    await stage.nodes(2)
+    await stage.queue(24)
+    manifest = stage.job("gang", 3, 8)
+    manifest["spec"]["roles"][0]["minReplicas"] = 2
+    async with observing(stage) as observer:
+        job = await stage.create(manifest)
+        await ungate(stage, *[await make(stage, job, index) for index in range(2)])
+        await observer.settled()
+        assert observer.partial_gangs == observer.over_bookings == []
+
+
 async def test_each_flavor_has_its_own_quota(stage: Stage) -> None:
     await stage.create(manifests.flavor(f"{stage.name}-other", nodeLabels={STAGE_LABEL: stage.name, "kind": "other"}))
     await stage.create(manifests.flavor(f"{stage.name}-this", nodeLabels={STAGE_LABEL: stage.name, "kind": "this"}))

@@ -190,3 +190,22 @@ async def test_a_leader_ends_when_it_is_told_to_while_postgres_is_away(
             assert not controller.says("Traceback")
         finally:
             await stage.close()
+
+
+async def test_a_priority_class_that_is_not_known_yet_is_waited_for(stage: Stage, proxy: Proxy) -> None:
+    """The API server refuses pods of a class that it has just made until its admission has heard of it."""
+
+    def makes_class(method: str, path: str, body: bytes) -> bool:
+        return method == "POST" and path.endswith("/priorityclasses")
+
+    async def forget() -> None:
+        await stage.client.request("DELETE", "/apis/scheduling.k8s.io/v1/priorityclasses/queuectl-4711")
+
+    rule = proxy.on(makes_class, do=forget, when="after")
+    await stage.nodes(1)
+    await stage.queue(8)
+    stage.controller(kubeconfig=proxy.kubeconfig).start()
+    await stage.submit("gang", 2, 4, priority=4711)
+    job = await stage.until_phase("gang", "Running")
+    assert rule.done
+    assert job["status"]["attempt"] == 1

@@ -5,13 +5,24 @@ from base64 import b64encode
 from collections.abc import AsyncIterator
 from copy import deepcopy
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
 
+from queuectl.core.limits import not_for
+from queuectl.kube import decode
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
 from queuectl.kube.crds import Phase, Queue, TrainingJob
-from queuectl.kube.names import API_VERSION, CHANGED_BY, FINALIZER
+from queuectl.kube.names import (
+    API_VERSION,
+    CHANGE_WHY,
+    CHANGED_BY,
+    DEFAULT_QUEUE,
+    FINALIZER,
+    RESTRICTED_LABEL,
+    SUBMITTED_BY,
+)
 from queuectl.kube.probe import policies_act
 from queuectl.local.controlplane import Running
 from tests.support.eventually import eventually
@@ -72,10 +83,15 @@ async def test_defaults_are_filled_in(objects: Objects) -> None:
         "startDeadlineSeconds": 300,
         "backoffLimit": 3,
         "hold": False,
+        "preemptible": True,
     }
     assert spec["roles"][0]["mustSucceed"] is True
     assert spec["roles"][0]["template"]["spec"]["restartPolicy"] == "Never"
-    assert (await objects.get(await objects.create(queue())))["spec"] == {"order": "BestEffortFIFO"}
+    assert (await objects.get(await objects.create(queue())))["spec"] == {
+        "order": "BestEffortFIFO",
+        "stopPolicy": "None",
+        "whenOverQuota": "Keep",
+    }
 
 
 async def table(objects: Objects, path: str) -> dict[str, Any]:
@@ -390,3 +406,225 @@ async def test_a_queue_tells_who_changed_its_spec_last(objects: Objects, other_u
 
     await objects.patch(path, {"spec": {"order": "StrictFIFO"}})
     assert await author(objects, path) == "admin"
+
+
+class Namespace:
+    """A namespace whose labels and annotations change."""
+
+    def __init__(self, kube: KubeClient, name: str) -> None:
+        self.kube, self.name, self.path = kube, name, f"/api/v1/namespaces/{name}"
+
+    async def make(self) -> None:
+        await self.kube.request("POST", "/api/v1/namespaces", body={"metadata": {"name": self.name}})
+
+    async def remove(self) -> None:
+        await self.kube.request("DELETE", self.path)
+
+    async def annotate(self, **given: str | None) -> None:
+        await self._patch({"annotations": given})
+
+    async def label(self, **given: str | None) -> None:
+        await self._patch({"labels": given})
+
+    async def _patch(self, meta: Manifest) -> None:
+        await self.kube.request("PATCH", self.path, body={"metadata": meta}, content_type=MERGE_PATCH)
+
+    def job(self, **spec: Any) -> Manifest:
+        """Return a job; a queue of None leaves the field out."""
+        manifest = job(namespace=self.name, **spec)
+        manifest["spec"] = {key: value for key, value in manifest["spec"].items() if value is not None}
+        return manifest
+
+    async def try_job(self, **spec: Any) -> Manifest:
+        """Create a job in a dry run."""
+        manifest = self.job(**spec)
+        params = {"dryRun": "All", "fieldValidation": "Strict"}
+        found: Manifest = await self.kube.request("POST", collection(manifest), params=params, body=manifest)
+        return found
+
+    async def refusal(self, **spec: Any) -> str:
+        """Return why a job is refused; nothing if it isn't."""
+        try:
+            await self.try_job(**spec)
+        except ApiError as error:
+            return error.message
+        return ""
+
+
+@pytest.fixture
+async def namespace(kube: KubeClient) -> AsyncIterator[Namespace]:
+    """Create a namespace of its own; nothing but a controller manager ever ends one, so its objects are removed."""
+    result = Namespace(kube, f"team-{token_hex(4)}")
+    await result.make()
+    yield result
+    await result.remove()
+
+
+async def test_a_job_without_a_queue_gets_that_of_its_namespace(namespace: Namespace) -> None:
+    refusal = await namespace.refusal(queue=None)
+    assert "spec: Invalid value" in refusal
+    assert "queue is missing and the namespace has no default; name a Queue, or have an admin annotate" in refusal
+
+    await namespace.annotate(**{DEFAULT_QUEUE: "team-a"})
+
+    async def defaulted() -> bool:
+        return not await namespace.refusal(queue=None)
+
+    await eventually(defaulted, "the default queue")
+    assert (await namespace.try_job(queue=None))["spec"]["queue"] == "team-a"
+    assert (await namespace.try_job(queue="team-b"))["spec"]["queue"] == "team-b"
+
+    await namespace.annotate(**{DEFAULT_QUEUE: "Team A"})
+    await eventually(lambda: _says(namespace, '"Team A"', queue=None), "the wrong default")
+
+
+async def _says(namespace: Namespace, words: str, **spec: Any) -> bool:
+    return words in await namespace.refusal(**spec)
+
+
+async def test_a_queue_can_not_be_taken_from_a_job(objects: Objects) -> None:
+    path = await objects.create(job())
+    with pytest.raises(ApiError, match="queue is missing"):
+        await objects.patch(path, {"spec": {"queue": None}})
+
+
+async def submitter(objects: Objects, path: str) -> str:
+    return str((await objects.get(path))["metadata"]["annotations"][SUBMITTED_BY])
+
+
+async def test_a_job_tells_who_submitted_it(objects: Objects, other_user: KubeClient) -> None:
+    manifest = job()
+    manifest["metadata"]["annotations"] = {SUBMITTED_BY: "somebody else"}
+    path = await objects.create(manifest)
+    assert await submitter(objects, path) == "admin"
+
+    for lie in ("king", None, ""):
+        await other_user.request(
+            "PATCH",
+            path,
+            body={"spec": {"hold": lie is None}, "metadata": {"annotations": {SUBMITTED_BY: lie, "a": "b"}}},
+            content_type=MERGE_PATCH,
+        )
+        assert await submitter(objects, path) == "admin"
+    assert (await objects.get(path))["metadata"]["annotations"]["a"] == "b"
+
+    made = await other_user.request("POST", collection(manifest), params={"dryRun": "All"}, body=job())
+    assert made["metadata"]["annotations"][SUBMITTED_BY].startswith("system:serviceaccount:default:somebody-")
+
+
+async def marked(objects: Objects, path: str) -> bool:
+    labels = (await objects.get(path))["metadata"].get("labels", {})
+    return bool(labels.get(RESTRICTED_LABEL) == "true")
+
+
+async def test_only_queues_with_rules_for_submitting_are_marked(objects: Objects) -> None:
+    path = await objects.create(queue())
+    assert not await marked(objects, path)
+    await objects.patch(path, {"spec": {"maxWaiting": 3}})
+    assert await marked(objects, path)
+    await objects.patch(path, {"metadata": {"labels": {RESTRICTED_LABEL: None, "a": "b"}}})
+    assert await marked(objects, path)
+    await objects.patch(path, {"spec": {"maxWaiting": None, "namespaceSelector": {}}})
+    assert await marked(objects, path)
+    await objects.patch(path, {"spec": {"namespaceSelector": None}})
+    assert (await objects.get(path))["metadata"]["labels"] == {"a": "b"}
+
+
+SELECTORS: dict[str, tuple[Manifest, dict[str, str], dict[str, str], str]] = {
+    "a label's value": ({"matchLabels": {"team": "a"}}, {"team": "b"}, {"team": "a"}, "team in (a), and namespace {} has team=b"),
+    "one of several": (
+        {"matchExpressions": [{"key": "team", "operator": "In", "values": ["a", "b"]}]},
+        {"squad": "a"}, {"team": "b"}, "team in (a, b), and namespace {} has no label team",
+    ),
+    "none of several": (
+        {"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["a", "b"]}]},
+        {"team": "a"}, {"team": "c"}, "team not in (a, b), and namespace {} has team=a",
+    ),
+    "a label that is there": (
+        {"matchExpressions": [{"key": "team", "operator": "Exists"}]},
+        {}, {"team": ""}, "a label team, and namespace {} has no label team",
+    ),
+    "a label that is not there": (
+        {"matchExpressions": [{"key": "guest", "operator": "DoesNotExist"}]},
+        {"guest": "yes"}, {"team": "a"}, "no label guest, and namespace {} has guest=yes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SELECTORS)
+async def test_a_queue_is_for_the_namespaces_that_its_selector_takes(
+    objects: Objects, namespace: Namespace, case: str
+) -> None:
+    selector, wrong, right, words = SELECTORS[case]
+    name = (await objects.create(queue(namespaceSelector=selector))).rpartition("/")[2]
+    told = f"spec.queue: queue {name} takes only jobs of namespaces with {words.format(namespace.name)}"
+
+    await namespace.label(**wrong)
+    await eventually(lambda: _says(namespace, told, queue=name), "the refusal", seconds=60)
+    assert not await namespace.refusal(queue="team-a"), "other queues take it"
+
+    await namespace.label(**dict.fromkeys(wrong, None) | right)
+    await eventually(lambda: _says_nothing(namespace, queue=name), "the job to be taken")
+    # The core judges by the same words: labels and selectors may change while a job waits.
+    known = decode.queue(json.dumps(queue(name, namespaceSelector=selector)).encode()).value
+    assert not_for(known, namespace.name, right) is None
+    assert words.format(namespace.name) in str(not_for(known, namespace.name, wrong))
+
+
+async def _says_nothing(namespace: Namespace, **spec: Any) -> bool:
+    return not await namespace.refusal(**spec)
+
+
+async def test_a_waiting_job_moves_only_to_a_queue_that_takes_it(objects: Objects) -> None:
+    name = (await objects.create(queue(namespaceSelector={"matchLabels": {"team": "nobody"}}))).rpartition("/")[2]
+    path = await objects.create(job())
+
+    async def refused() -> bool:
+        try:
+            await objects.patch(path, {"spec": {"queue": name}})
+        except ApiError as error:
+            return "takes only jobs of namespaces with team in (nobody)" in error.message
+        await objects.patch(path, {"spec": {"queue": "team-a"}})
+        return False
+
+    await eventually(refused, "the refusal", seconds=60)
+    await objects.patch(path, {"spec": {"queue": "team-b"}})
+
+
+async def test_a_queue_takes_no_more_waiting_jobs_than_it_may(objects: Objects, namespace: Namespace) -> None:
+    path = await objects.create(queue(maxWaiting=2))
+    name = path.rpartition("/")[2]
+    assert not await namespace.refusal(queue=name)
+    await objects.patch(path, {"status": {"pending": 1}}, "/status")
+    assert not await namespace.refusal(queue=name)
+    await objects.patch(path, {"status": {"pending": 2}}, "/status")
+    told = f"spec.queue: 2 jobs wait in queue {name} and its maxWaiting is 2; submit it later, or name another queue"
+    await eventually(lambda: _says(namespace, told, queue=name), "the refusal", seconds=60)
+
+
+async def test_limits_of_users_are_quantities(objects: Objects) -> None:
+    path = await objects.create(queue(perUser={"maxResources": {"nvidia.com/gpu": 8, "cpu": "500m"}}))
+    with pytest.raises(ApiError, match=r'nvidia\.com/gpu\]: "8 GPUs" is not a quantity'):
+        await objects.patch(path, {"spec": {"perNamespace": {"maxResources": {"nvidia.com/gpu": "8 GPUs"}}}})
+
+
+async def test_a_change_of_a_queue_does_not_inherit_the_reason_of_the_one_before(objects: Objects) -> None:
+    manifest = queue(quotas=[quota()])
+    manifest["metadata"]["annotations"] = {CHANGE_WHY: "it is new"}
+    path = await objects.create(manifest)
+
+    async def change(reason: str | None = None, **spec: object) -> str:
+        body: dict[str, Any] = {"spec": spec} if spec else {}
+        if reason is not None:
+            body["metadata"] = {"annotations": {CHANGE_WHY: reason}}
+        await objects.patch(path, body)
+        return str((await objects.get(path))["metadata"]["annotations"][CHANGE_WHY])
+
+    assert (await objects.get(path))["metadata"]["annotations"][CHANGE_WHY] == "it is new"
+    assert await change("more servers", quotas=[quota(16)]) == "more servers"
+    assert await change("another story") == "more servers", "the reason of what was done is not written anew"
+    assert await change(quotas=[quota(8)]) == ""
+    assert await change("too late") == ""
+    assert await change("few servers", quotas=[quota(4)]) == "few servers"
+    # As a manifest that is applied again and again says it.
+    assert await change("few servers", quotas=[quota(2)]) == ""

@@ -51,9 +51,11 @@ REFUSED = {
     "a rule that there is not": Refused(
         queue(preemption={"withinQueue": "Always"}), ("withinQueue", "Always", "LowerPriority")
     ),
-    "no queue": Refused(job(queue=None), ("spec.queue",), server=("Required value",), model=("is required",)),
     "a queue that is no name": Refused(
         job(queue="Team A"), ("spec.queue", '"Team A"', "use lower-case letters, digits, - and .")
+    ),
+    "a user's limit that is no quantity": Refused(
+        queue(perUser={"maxResources": {"nvidia.com/gpu": "8 GPUs"}}), ("perUser", '"8 GPUs" is not a quantity; write')
     ),
     "an empty queue": Refused(job(queue=""), ("spec.queue", '""', "use lower-case")),
     "a class that is no name": Refused(job(priorityClassName="High!"), ("spec.priorityClassName", '"High!"')),

@@ -8,8 +8,9 @@ from uuid import uuid4
 from sqlalchemy import Table, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Step, Workload
 from queuectl.model.plan import Admission, Placement
+from queuectl.model.policy import Quota
 from queuectl.model.reasons import Reason, why
 from queuectl.store.leadership import Leadership
 from queuectl.store.ledger import CycleResult, Ledger
@@ -69,7 +70,7 @@ class Scene:
         await self.cycle(nodes={node: {GPU: n, "pods": 110} for node, n in gpus.items()})
 
     async def quota(self, queue: str = "q", nominal: int = 1000, **arguments: Any) -> None:
-        await self.cycle(quotas={queue: {("a100", GPU): nominal}}, **arguments)
+        await self.cycle(quotas={queue: {("a100", GPU): Quota(nominal)}}, **arguments)
 
     async def admit(self, *admissions: tuple[Admission, int], **arguments: Any) -> CycleResult:
         return await self.cycle(admissions=admissions, **arguments)
@@ -86,6 +87,11 @@ class Scene:
 
     async def attempt(self, uid: str) -> Attempt:
         return next(a for a in (await self.ledger.load()).attempts if a.uid == uid)
+
+    async def steps(self) -> dict[str, Step]:
+        """Return the open steps, by workload."""
+        rows = await self.rows("SELECT workload_uid, step FROM step WHERE done_at IS NULL")
+        return {uid: Step(step) for uid, step in rows}
 
     async def room(self, table: Table) -> dict[tuple[str, ...], tuple[int, int, int]]:
         """Key → (room, reserved, deficit)."""

@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Shrink, Step, WorkloadState
 from queuectl.model.plan import Admission, Eviction, Placement, Portion, Preempt
-from queuectl.model.policy import Cause
+from queuectl.model.policy import Cause, Quota
 from queuectl.model.reasons import Reason, why
 from queuectl.store import tables
 from tests.store.scene import DELETED, GPU, PREEMPTED, REQUEUE, SUCCEEDED, UP, Scene, admission
@@ -67,8 +67,7 @@ async def test_the_room_is_promised_before_it_is_free(full: Scene) -> None:
     assert (await full.workload("p")).state is WorkloadState.ACTIVE
     victim = await full.attempt("v1")
     assert (victim.state, victim.end, victim.claimed, victim.holds) == (AttemptState.ENDING, PREEMPTED, True, True)
-    steps = {step.uid: step.step for step in (await full.ledger.load()).steps}
-    assert steps == {"v1": Step.REMOVE, "v2": Step.REMOVE, "v3": Step.CREATE}
+    assert await full.steps() == {"v1": Step.REMOVE, "v2": Step.REMOVE, "v3": Step.CREATE}
     assert await sums(full) == (8, 8, 0)
     assert await quota_sums(full) == (14, 14, 0)
     assert [e["kind"] for e in await full.ledger.history("p")] == ["WaitingForVictims"]
@@ -87,7 +86,7 @@ async def test_victims_that_end_at_different_times_and_a_restart_between(full: S
     successor = await Scene.open(full.engine)
     assert (await successor.attempt("p")).victims == (("v2", 1),)
     result = await successor.cycle(admissions=[admission("small", n1=1)], preemptions=[preemption("p2", n1=1)])
-    assert (result.refused, result.admitted, result.claimed) == (["small", "p2"], [], [])
+    assert (result.refused, result.admitted, result.claimed) == (["p2", "small"], [], [])
 
     await successor.move("v2", AttemptState.ENDED)
     assert await sums(successor) == (0, 8, 0)
@@ -97,7 +96,7 @@ async def test_victims_that_end_at_different_times_and_a_restart_between(full: S
     assert await sums(successor) == (8, 8, 0)
     attempt = await successor.attempt("p")
     assert (attempt.state, attempt.holds, attempt.admitted_at) == (AttemptState.RESERVED, True, 2000.0)
-    assert [s.step for s in (await successor.ledger.load()).steps if s.uid == "p"] == [Step.CREATE]
+    assert (await successor.steps())["p"] is Step.CREATE
     assert [e["kind"] for e in await successor.ledger.history("p")] == ["WaitingForVictims", "Admitted"]
     assert (await successor.workload("v1")).state is WorkloadState.QUEUED
 
@@ -178,19 +177,15 @@ async def test_idle_room_is_held_at_once(full: Scene) -> None:
     assert (await full.cycle(admissions=[admission("small", n2=1)])).refused == ["small"]
 
 
-async def test_preemptions_come_after_admissions_and_are_all_or_nothing(full: Scene) -> None:
+async def test_preemptions_come_before_admissions_and_are_all_or_nothing(full: Scene) -> None:
     result = await full.cycle(
         admissions=[admission("small", n2=1)],
-        preemptions=[
-            preemption("p", "v1", n1=4, n2=2),
-            preemption("p2", "v2", n1=4, n2=1),
-            preemption("small", "v3", n2=1),
-        ],
+        preemptions=[preemption("p", "v1", n1=4, n2=3), preemption("p2", "v2", n1=4, n2=2)],
     )
-    assert ([a.uid for a in result.admitted], [a.uid for a in result.claimed]) == (["small"], ["p2"])
+    assert ([a.uid for a in result.admitted], [a.uid for a in result.claimed]) == ([], ["p2"])
     assert result.refused == ["p", "small"]
     assert (await full.attempt("v1")).state is AttemptState.RESERVED
-    assert (await full.attempt("v3")).claimed is False
+    assert (await full.attempt("v1")).claimed is False
     assert await full.ledger.audit() == []
 
 
@@ -205,7 +200,7 @@ async def test_two_preemptors_share_no_victim(full: Scene) -> None:
 
 async def test_who_is_no_victim(full: Scene) -> None:
     await claim(full, "p", "v1", n1=4)
-    for victim in ("p", "small", "p2", "unknown"):  # waits for another, has nothing, is the preemptor, is nobody
+    for victim in ("v1", "small", "p2", "unknown"):  # is another's, has nothing, is the preemptor, is nobody
         assert (await full.cycle(preemptions=[preemption("p2", victim, "v2", n1=1)])).refused == ["p2"]
     assert (await full.cycle(preemptions=[preemption("p2", "v2", ends={}, n1=1)])).refused == ["p2"]
     assert (await full.attempt("v2")).state is AttemptState.RESERVED
@@ -213,11 +208,11 @@ async def test_who_is_no_victim(full: Scene) -> None:
 
 async def test_a_victim_that_is_ending_anyway_keeps_its_end(full: Scene) -> None:
     await full.move("v1", AttemptState.ENDING, end=SUCCEEDED)
-    step = (await full.ledger.load()).steps
+    steps = await full.rows("SELECT * FROM step ORDER BY id")
     assert (await claim(full, "p", "v1", n1=4)).victims == (("v1", 1),)
     victim = await full.attempt("v1")
     assert (victim.end, victim.claimed) == (SUCCEEDED, True)
-    assert (await full.ledger.load()).steps == step
+    assert await full.rows("SELECT * FROM step ORDER BY id") == steps
     await full.move("v1", AttemptState.ENDED)
     assert (await full.workload("v1")).state is WorkloadState.FINISHED
     assert await becomes_reserved(full, "p")
@@ -286,7 +281,7 @@ async def cohort(scene: Scene) -> Scene:
     await scene.submit("b1", "b2", queue="b")
     await scene.nodes(n1=100)
     await scene.cycle(
-        quotas={"a": {cell: 4}, "b": {cell: 4}},
+        quotas={"a": {cell: Quota(4)}, "b": {cell: Quota(4)}},
         limits={"a": {cell: 8}, "b": {cell: 6}, "team": {cell: 8}, "root": {cell: 8}},
     )
     return scene
@@ -333,7 +328,7 @@ async def test_a_cohort_without_a_row_lends_nothing(cohort: Scene) -> None:
 async def test_limits_are_no_quota_edits(cohort: Scene) -> None:
     cell = ("a100", GPU)
     await cohort.cycle(limits={"a": {cell: 5}, "team": {}})
-    await cohort.cycle(quotas={"a": {cell: 3}}, changed_by={"a": "alice"})
+    await cohort.cycle(quotas={"a": {cell: Quota(3)}}, changed_by={"a": "alice"})
     rooms = {key[0]: row[0] for key, row in (await cohort.room(tables.quota_room)).items()}
     assert rooms == {"a": 3, "b": 6, "root": 8}
     versions = "SELECT queue, from_nominal, to_nominal, changed_by FROM quota_version ORDER BY id"
@@ -414,7 +409,7 @@ async def test_only_a_part_of_a_gang_leaves(elastic: Scene) -> None:
     assert victim.quota == {("a100", GPU): 4}
     assert victim.leaving == shrink.part
     assert (str(victim.shrunk), victim.running_at) == (str(shrink.why), 2000.0)
-    assert [(s.uid, s.step) for s in (await elastic.ledger.load()).steps] == [("e", Step.SHRINK)]
+    assert await elastic.steps() == {"e": Step.SHRINK}
     # The part is there and promised to another; what stays is the gang's own.
     assert await sums(elastic, "n1") == (4, 4, 0)
     assert await sums(elastic, "n2") == (4, 4, 0)
@@ -508,3 +503,96 @@ async def test_only_a_running_gang_gives_up_a_part(full: Scene) -> None:
     part = Portion(admission("v3", n2=6)[0].placements, {("a100", GPU): 6})
     leave = {"v3": Shrink(giving_up(6).why, part)}
     assert (await full.cycle(preemptions=[preemption("p", "v3", ends=leave, n2=6)])).refused == ["p"]
+
+
+@pytest.fixture
+async def claimed(full: Scene) -> Scene:
+    """p waits for v1 and v2 (n1) and v3 (n2); v1 has ended already."""
+    await claim(full, "p", "v1", "v2", "v3", n1=8, n2=6)
+    await full.move("v1", AttemptState.ENDED)
+    return full
+
+
+async def test_a_claim_is_taken_over_with_the_victims_that_are_needed(claimed: Scene) -> None:
+    (attempt,) = (await claimed.cycle(preemptions=[preemption("p2", "p", "v2", n1=8)])).claimed
+
+    assert (attempt.state, attempt.victims) == (AttemptState.CLAIMED, (("v2", 1),))
+    assert attempt == await claimed.attempt("p2")
+    overtaken = await claimed.attempt("p")
+    assert (overtaken.state, overtaken.end, overtaken.holds) == (AttemptState.ENDING, PREEMPTED, False)
+    assert (overtaken.claimed, overtaken.victims) == (True, ())
+    assert await claimed.rows("SELECT workload_uid, claimed_by_uid FROM attempt WHERE state = 'Ending' ORDER BY 1") == [
+        ("p", None),
+        ("v2", "p2"),
+        ("v3", None),
+    ]
+    assert await sums(claimed, "n1") == (4, 8, 0)
+    assert await sums(claimed, "n2") == (6, 0, 0)
+    assert await quota_sums(claimed) == (10, 8, 0)
+    assert [e["kind"] for e in await claimed.ledger.history("p")] == ["WaitingForVictims", PREEMPTED.why.code]
+    assert await claimed.ledger.audit() == []
+
+    await claimed.move("p", AttemptState.ENDED)
+    assert (await claimed.workload("p")).state is WorkloadState.QUEUED
+    assert not await becomes_reserved(claimed, "p2")
+    await claimed.move("v2", AttemptState.ENDED)
+    assert await becomes_reserved(claimed, "p2")
+    assert await sums(claimed, "n1") == (8, 8, 0)
+    await claimed.move("v3", AttemptState.ENDED)
+    assert (await claimed.admit(admission("small", n2=8))).refused == []
+    assert await claimed.ledger.audit() == []
+
+
+async def test_a_claim_is_taken_over_with_further_victims_and_survives_a_restart(full: Scene) -> None:
+    await claim(full, "p", "v1", n1=4)
+    await full.cycle(preemptions=[preemption("p2", "p", "v1", "v2", n1=8)])
+    await full.move("p", AttemptState.ENDED)
+    successor = await Scene.open(full.engine)
+    loaded = await successor.attempt("p2")
+    assert (loaded.state, loaded.victims) == (AttemptState.CLAIMED, (("v1", 1), ("v2", 1)))
+    for victim in ("v1", "v2"):
+        await successor.move(victim, AttemptState.ENDED)
+    assert await becomes_reserved(successor, "p2")
+    assert await successor.ledger.audit() == []
+
+
+@pytest.mark.parametrize(
+    ("victims", "gpus", "ends"),
+    [
+        (("v2",), 4, None),  # claimed by p, whose claim is not taken over
+        (("p", "p"), 8, None),
+        (("p",), 9, None),  # more than will be there
+        (("p", "v2"), 8, {"v2": PREEMPTED}),  # nobody says why p ends
+    ],
+)
+async def test_a_takeover_that_can_not_be_is_refused(
+    claimed: Scene, victims: tuple[str, ...], gpus: int, ends: dict[str, End] | None
+) -> None:
+    result = await claimed.cycle(preemptions=[preemption("p2", *victims, ends=ends, n1=gpus)])
+    assert result.refused == ["p2"]
+    assert (await claimed.attempt("p")).victims == (("v2", 1), ("v3", 1))
+    assert await claimed.ledger.audit() == []
+
+
+async def test_a_claim_that_was_taken_over_is_not_taken_twice(claimed: Scene) -> None:
+    both = [preemption("p2", "p", "v2", n1=8), preemption("small", "p", "v3", n2=6)]
+    result = await claimed.cycle(preemptions=both)
+    assert ([a.uid for a in result.claimed], result.refused) == (["p2"], ["small"])
+    assert (await claimed.cycle(preemptions=[preemption("small", "p", n2=6)])).refused == ["small"]
+    assert await claimed.ledger.audit() == []
+
+
+async def test_nobody_is_refused_whom_the_core_let_in_after_a_preemptor_that_asks_for_less_than_it_takes(
+    full: Scene,
+) -> None:
+    await full.submit("other", queue="q2")
+    await full.nodes(n3=6)
+    await full.quota("q2", nominal=6)
+    await full.quota(nominal=20)
+    await full.admit(admission("other", n3=6))
+    await claim(full, "p", "other", n3=6)
+    assert await quota_sums(full) == (14, 20, 0)
+    result = await full.cycle(admissions=[admission("small", n2=2)], preemptions=[preemption("p2", "v1", n1=2)])
+    assert (result.refused, [a.uid for a in result.claimed]) == ([], ["p2"])
+    assert await quota_sums(full) == (16, 20, 0)
+    assert await full.ledger.audit() == []

@@ -5,12 +5,13 @@ from uuid import uuid4
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from queuectl.model.lifecycle import AttemptState, Step, Workload, WorkloadState
+from queuectl.model.lifecycle import AttemptState, End, Outcome, Step, Workload, WorkloadState
 from queuectl.model.plan import Admission, Placement
+from queuectl.model.policy import Quota
+from queuectl.model.reasons import Reason, why
 from queuectl.model.resources import MAX_AMOUNT
 from queuectl.store import reserve, tables
 from queuectl.store.engine import Fenced
-from queuectl.store.ledger import Ledger
 from tests.store.scene import GPU, Scene, admission, workload
 
 
@@ -29,9 +30,11 @@ async def test_admission_reserves_nodes_and_quota_and_opens_the_first_step(scene
     assert loaded.attempts[0].quota == {("a100", GPU): 12}
     assert loaded.attempts[0].admitted_at == 1000.0
     assert loaded.workloads == [
-        Workload("w1", "ns", "job-w1", "q", 0, 100.5, 1, WorkloadState.ACTIVE, 1, first_admitted_at=1000.0)
+        Workload(
+            "w1", "ns", "job-w1", "q", 0, 100.5, 1, state=WorkloadState.ACTIVE, attempt=1, first_admitted_at=1000.0
+        )
     ]
-    assert [(s.uid, s.attempt, s.step) for s in loaded.steps] == [("w1", 1, Step.CREATE)]
+    assert await scene.steps() == {"w1": Step.CREATE}
     assert (await scene.room(tables.node_room))["n1", GPU] == (8, 8, 0)
     assert (await scene.room(tables.quota_room))["q", "a100", GPU] == (16, 12, 0)
     assert [e["kind"] for e in await scene.ledger.history("w1")] == ["Admitted"]
@@ -140,18 +143,47 @@ async def test_a_resource_that_vanishes_from_a_node_and_comes_back(scene: Scene)
 
 
 async def test_quota_versions_say_who_when_from_and_to(scene: Scene) -> None:
-    await scene.quota(nominal=8, changed_by={"q": "alice"}, now=10.0)
-    await scene.quota(nominal=8, changed_by={"q": "nobody"}, now=20.0)
+    await scene.quota(nominal=8, changed_by={"q": "alice"}, change_why={"q": "new servers"}, now=10.0)
+    await scene.quota(nominal=8, changed_by={"q": "nobody"}, change_why={"q": "no reason"}, now=20.0)
     await scene.quota(nominal=4, changed_by={"q": "bob"}, now=30.0)
     await scene.cycle(queues_gone=["q"], changed_by={"q": "carol"}, now=40.0)
     await scene.cycle(queues_gone=["q"], changed_by={"q": "carol"}, now=50.0)
 
     versions = await scene.rows(
-        "SELECT from_nominal, to_nominal, changed_by, extract(epoch FROM changed_at)::int FROM quota_version ORDER BY id"
+        "SELECT from_nominal, to_nominal, changed_by, extract(epoch FROM changed_at)::int, why FROM quota_version"
+        " ORDER BY id"
     )
-    assert versions == [(None, 8, "alice", 10), (8, 4, "bob", 30), (4, None, "carol", 40)]
+    assert versions == [
+        (None, 8, "alice", 10, "new servers"),
+        (8, 4, "bob", 30, ""),
+        (4, None, "carol", 40, ""),
+    ]
     events = await scene.rows("SELECT message FROM event WHERE kind = 'QuotaChanged' ORDER BY id")
+    assert events[0] == ("Quota of queue q in flavor a100: nvidia.com/gpu from nothing to 8 by alice: new servers",)
     assert events[1] == ("Quota of queue q in flavor a100: nvidia.com/gpu from 8 to 4 by bob.",)
+
+
+async def test_a_limit_that_changes_is_a_version_too(scene: Scene) -> None:
+    cell = ("a100", GPU)
+    for at, quota in enumerate([Quota(8), Quota(8, 4), Quota(8, 4, 0), Quota(8, None, 0), Quota(8, None, 0)]):
+        await scene.cycle(quotas={"q": {cell: quota}}, now=float(at))
+    newest_first = await scene.ledger.quota_history("q")
+    limits = [
+        (row["changed_at"], *(row[f"{way}_{part}"] for part in ("borrowing_limit", "lending_limit") for way in ("from", "to")))
+        for row in newest_first
+    ]  # fmt: skip
+    assert limits == [
+        (3.0, 4, None, 0, 0),
+        (2.0, 4, 4, None, 0),
+        (1.0, None, 4, None, None),
+        (0.0, None, None, None, None),
+    ]
+    assert await scene.ledger.quota_history("q", limit=1) == newest_first[:1]
+    assert await scene.ledger.quota_history("other") == []
+    [event] = await scene.rows("SELECT message FROM event WHERE kind = 'QuotaChanged' ORDER BY id DESC LIMIT 1")
+    assert event == (
+        "Quota of queue q in flavor a100: nvidia.com/gpu borrowing limit from 4 to none by somebody unknown.",
+    )
 
 
 async def test_amounts_saturate(scene: Scene) -> None:
@@ -204,8 +236,6 @@ async def test_a_stale_epoch_writes_nothing(scene: Scene) -> None:
         await scene.admit(admission("w1", n1=8))
     with pytest.raises(Fenced):
         await scene.move("w1", AttemptState.CREATED)
-    with pytest.raises(Fenced):
-        await scene.ledger.step_failed(stale, "w1", 1, due_at=1.0, error="x")
 
     assert (await scene.room(tables.node_room))["n1", GPU] == (8, 0, 0)
     assert len((await successor.admit(admission("w1", n1=8))).admitted) == 1
@@ -222,7 +252,7 @@ async def test_a_stale_epoch_writes_nothing(scene: Scene) -> None:
         "UPDATE node_room SET room = -1",
         "UPDATE quota_room SET deficit = -1",
         "INSERT INTO attempt SELECT (jsonb_populate_record(a, '{\"number\": 2}')).* FROM attempt a",
-        "INSERT INTO step (workload_uid, attempt, step, created_at, due_at, epoch) VALUES ('w1', 1, 'Create', now(), now(), 1)",
+        "INSERT INTO step (workload_uid, attempt, step, created_at, epoch) VALUES ('w1', 1, 'Create', now(), 1)",
     ],
 )
 async def test_postgres_itself_refuses(scene: Scene, statement: str) -> None:
@@ -239,7 +269,23 @@ async def test_texts_that_postgres_would_refuse_are_cleaned(scene: Scene) -> Non
     await scene.nodes(n1=8)
     await scene.quota()
     await scene.admit(admission("w1", n1=8))
-    await scene.ledger.step_failed(scene.epoch, "w1", 1, due_at=77.0, error="NUL \0 and half \ud800")
-    await scene.ledger.step_failed(scene.epoch, "w1", 1, due_at=78.0, error="again")
-    (step,) = (await Ledger(scene.engine).load()).steps
-    assert (step.tries, step.last_error, step.due_at) == (2, "again", 78.0)
+    refused = why(Reason.PODS_REFUSED, pod="p", problem="NUL \0 and half \ud800")
+    await scene.move("w1", AttemptState.ENDING, end=End(refused, Outcome.REQUEUE))
+    told = (await scene.ledger.history("w1"))[-1]
+    assert told["message"] == "The API server refused pod p: NUL  and half ?"
+
+
+async def test_what_is_done_is_dropped_after_a_day_and_what_happened_stays(scene: Scene) -> None:
+    await scene.submit("w1", "w2")
+    await scene.nodes(n1=8)
+    await scene.quota()
+    await scene.admit(admission("w1", n1=1), admission("w2", n1=1))
+    await scene.move("w1", AttemptState.CREATED)
+    before = await scene.ledger.history("w1")
+    await scene.quota(nominal=11, now=2000.0 + 23 * 3600)
+    assert len(await scene.rows("SELECT id FROM step")) == 3
+    await scene.quota(nominal=12, now=2000.0 + 10 * 365 * 86_400)
+    assert await scene.steps() == {"w1": Step.UNGATE, "w2": Step.CREATE}
+    assert len(await scene.rows("SELECT id FROM step")) == 2
+    assert [e["kind"] for e in await scene.ledger.history("w1")] == [e["kind"] for e in before]
+    assert await scene.ledger.audit() == []

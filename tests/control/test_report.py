@@ -1,0 +1,114 @@
+"""How much is written of those who wait: it does not grow with the backlog."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from queuectl.control.report import Reporter
+from queuectl.control.world import World
+from queuectl.core.lifecycle import BackOff
+from queuectl.kube.writes import Writer
+from queuectl.model.lifecycle import Workload
+from queuectl.model.objects import Job
+from queuectl.model.plan import Plan
+from queuectl.model.reasons import Reason, why
+from tests.support.builders import gang, role
+from tests.support.eventually import eventually
+
+
+class Api:
+    """Takes statuses, and remembers whose."""
+
+    def __init__(self) -> None:
+        self.writes: list[str] = []
+
+    async def patch_job_status(self, job: Job, status: Mapping[str, Any]) -> Job:
+        self.writes.append(job.gang.uid)
+        return replace(job, status=status, resource_version=str(int(job.resource_version) + 1))
+
+
+class Line:
+    """A queue's line as the controller knows it, and a reporter that tells of it, step by step."""
+
+    def __init__(self, waiting: int) -> None:
+        self.api, self.world = Api(), World(BackOff())
+        self._steps, self._left = asyncio.Semaphore(0), 0
+        self.names = [f"job-{i:04}" for i in range(waiting)]
+        gangs = [gang(name, role()) for name in self.names]
+        for one in gangs:
+            self.world.jobs[one.uid] = Job(one, generation=1, resource_version="1")
+            self.world.workloads[one.uid] = Workload(one.uid, "team", one.name, "q", 0, 0.0, 0)
+        self.world.waiting.update(gangs)
+        self.reporter = Reporter(self.world, cast("Writer", self.api), "me", lambda: 0.0, self._step)
+
+    async def _step(self) -> None:
+        await self._steps.acquire()
+        self._left -= 1
+
+    def planned(self, first: int = 0, *, used: int = 8) -> None:
+        """Take in a cycle in which those before ``first`` have started."""
+        left = self.names[first:]
+        wait = why(
+            Reason.WAITING_FOR_QUOTA, queue="q", flavor="any", resource="nvidia.com/gpu", missing=1, used=used, nominal=8
+        )  # fmt: skip
+        self.world.waiting.update([], gone=self.names[:first])
+        self.world.plan = Plan(waits=dict.fromkeys(left, wait), positions={name: i for i, name in enumerate(left, 1)})
+
+    async def told(self, steps: int) -> list[str]:
+        """Return whose statuses were written in so many steps."""
+        self._left = steps
+        for _ in range(steps):
+            self._steps.release()
+
+        async def done() -> bool:
+            return self._left == 0
+
+        await eventually(done, "the steps")
+        writes, self.api.writes = self.api.writes, []
+        return writes
+
+    def shown(self, name: str) -> Mapping[str, Any]:
+        return self.world.jobs[name].status
+
+
+@asynccontextmanager
+async def line(waiting: int) -> AsyncIterator[Line]:
+    """Return a line of which all has been told."""
+    result = Line(waiting)
+    task = asyncio.create_task(result.reporter.run())
+    result.planned()
+    assert sorted(await result.told(2 * waiting)) == result.names
+    yield result
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+SIZES = [100, 1000]
+
+
+@pytest.mark.parametrize("waiting", SIZES)
+async def test_an_admission_that_moves_everybody_up_is_told_to_the_first_only(waiting: int) -> None:
+    async with line(waiting) as one:
+        one.planned(1)
+        assert len(await one.told(100)) == 9
+
+        for first in range(2, 60):
+            one.planned(first)
+            await one.told(100)
+            for place, name in enumerate(one.names[first:], 1):
+                assert abs(one.shown(name)["queuePosition"] - place) <= place // 10
+
+
+@pytest.mark.parametrize("waiting", SIZES)
+async def test_numbers_that_drift_are_told_one_at_a_step(waiting: int) -> None:
+    async with line(waiting) as one:
+        one.planned(used=7)
+        assert len(await one.told(20)) == 20
+        one.planned(used=6)  # told instead of the one before, not after it
+        assert len(await one.told(3 * waiting)) <= 2 * waiting
+        assert all("6 of 8" in one.shown(name)["message"] for name in one.names)

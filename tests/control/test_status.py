@@ -1,0 +1,28 @@
+"""What jobs are told while they wait."""
+
+from queuectl.simulate.clockwork import run
+from queuectl.simulate.form import GPU, read
+
+
+def test_who_waits_for_victims_is_told_how_many_are_still_there() -> None:
+    scenario = read(
+        {
+            "nodes": [{"name": "n", "gpus": 3}],
+            "queues": [
+                {
+                    "name": "q",
+                    "preemption": {"withinQueue": "LowerPriority"},
+                    "quotas": [{"flavor": "default", "resource": GPU, "nominal": 3}],
+                }
+            ],
+            "jobs": [
+                {"name": f"v{grace}", "queue": "q", "gpus": 1, "priority": 0, "grace": grace} for grace in (10, 20, 30)
+            ]
+            + [{"name": "p", "queue": "q", "gpus": 3, "priority": 1, "at": 5}],
+            "events": [{"at": 26, "controllerRestart": True}],
+            "want": [{"at": at, "pending": ["p"]} for at in (6, 16, 24, 27)],
+        }
+    )
+    looks = run(scenario).looks
+    told = [int(states["p"].why.partition("waiting for ")[2].split()[0]) for _, states in sorted(looks.items())]
+    assert told == [3, 2, 2, 1]

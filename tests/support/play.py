@@ -1,0 +1,521 @@
+"""Play a scenario on a real control plane: nodes, queues, jobs and pods are there, the scenario's clock is here.
+
+The clock stands still while anything moves. It goes on to the next instant when the controller has answered what was
+asked of it after the last change, and nothing is on its way any more but what waits for the clock itself (a pod that
+takes `startSeconds`, runs for `run`, or stops for `grace`). So what the verdict judges, the order of things and what
+has come of each instant, does not depend on how fast the machine is. Only where limits of the controller itself may
+pass (a start deadline, a back-off, `minRunSeconds` ...) real time counts: PACE of it for each of the scenario's seconds.
+"""
+
+import asyncio
+import heapq
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from queuectl.core.lifecycle import BackOff
+from queuectl.demo.observer import Observer
+from queuectl.demo.watch import Watch
+from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
+from queuectl.kube.names import API, ATTEMPT_LABEL, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
+from queuectl.local.nodes import node_manifest
+from queuectl.local.prepare import create_nodes
+from queuectl.simulate.clockwork import REQUEUED, Entry, Run, State
+from queuectl.simulate.form import EventForm, JobForm, NodeForm, Scenario, WantForm, edited
+from queuectl.simulate.verdict import differences
+from tests.support import ledger, manifests
+from tests.support.eventually import eventually
+from tests.support.observer import observing
+from tests.support.stage import STAGE_LABEL, Controller, Stage
+
+Object = dict[str, Any]
+Action = Callable[[], Awaitable[object]]
+
+PACE = 0.25  # real seconds for each of a scenario with limits that the controller keeps; those are as much shorter
+REST_SECONDS = 90.0  # until all has come to rest after an instant
+LATE_SECONDS = 20.0  # until what is wanted of an instant shows; the clock stands still meanwhile
+LOOK_SECONDS = 0.2
+QUIET_CYCLES = 5  # at the end, of those in which nobody may be evicted
+MARKER = "marker"  # a held job: that its change is answered shows that the controller has heard of all before it
+_numbers = itertools.count(1)
+_SIMULATED = "local.queuectl.dev"
+_HISTORY = (
+    "SELECT id, workload_uid, kind, message FROM event WHERE workload_uid = ANY(:uids) AND id > :last ORDER BY id"
+)
+
+
+async def perform(
+    kube: KubeClient, kubeconfig: Path, database_url: str, folder: Path, scenarios: Mapping[str, Scenario]
+) -> dict[str, Run]:
+    """Play scenarios of one policy side by side and return what became of each.
+
+    Each has nodes, queues and a namespace of its own; they share the controller and thereby its restarts. In the end
+    all jobs are deleted. Raises AssertionError when a gang was partial, room was given away twice, or is not free.
+    """
+    policy = next(iter(scenarios.values())).policy
+    back_off = BackOff()
+    env = {
+        "QUEUECTL_FAIR_SHARING": ",".join(policy.fair_sharing),
+        "QUEUECTL_BACK_OFF_FIRST": str(back_off.first * PACE),
+        "QUEUECTL_BACK_OFF_LONGEST": str(back_off.longest * PACE),
+    }
+    controller = Controller(kubeconfig, database_url, folder, "scenarios", env)
+    restarting = asyncio.Lock()
+
+    async def restart() -> None:
+        async with restarting:
+            controller.kill()
+            controller.start()
+            await controller.until_leading()
+
+    seen_jobs, seen_pods = Seen(kube, jobs_path()), Seen(kube, pods_path())
+    stages = [Stage(kube, kubeconfig, database_url, folder, f"scenario-{next(_numbers)}") for _ in scenarios]
+    plays = [
+        Play(scenario, stage, restart, seen_jobs, seen_pods)
+        for scenario, stage in zip(scenarios.values(), stages, strict=True)
+    ]
+    try:
+        for stage in stages:
+            await stage.open()
+        await restart()
+        async with seen_jobs.kept(), seen_pods.kept(), observing(stages[0], everywhere=True) as observer:
+            await asyncio.gather(*(play.run() for play in plays))
+            for play in plays:
+                play.compare(observer)
+        await asyncio.gather(*(play.clear() for play in plays))
+        await ledger.until_free(stages[0], everywhere=True)
+    finally:
+        controller.stop()
+        for stage in stages:
+            await stage.close()
+    return {name: play.result for name, play in zip(scenarios, plays, strict=True)}
+
+
+class Seen:
+    """All objects of a kind as last seen. One for all plays, so that they may look as often as they like."""
+
+    def __init__(self, client: KubeClient, path: str) -> None:
+        self._items: dict[str, Object] = {}
+        self._watch = Watch(client, path, self._on_list, self._on_event)
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[Self]:
+        """Keep it current meanwhile."""
+        task = asyncio.create_task(self._watch.run())
+        try:
+            await self._watch.listed.wait()
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def of(self, namespace: str) -> list[Object]:
+        return [item for item in self._items.values() if item["metadata"]["namespace"] == namespace]
+
+    def _on_list(self, items: list[Object]) -> None:
+        self._items = {item["metadata"]["uid"]: item for item in items}
+
+    def _on_event(self, item: Object, gone: bool) -> None:  # noqa: FBT001
+        if gone:
+            self._items.pop(item["metadata"]["uid"], None)
+        else:
+            self._items[item["metadata"]["uid"]] = item
+
+
+class Play:
+    """One scenario on its way. Its jobs all go to the stage's namespace; other names are the stage's, a dash, theirs."""
+
+    def __init__(self, scenario: Scenario, stage: Stage, restart: Action, jobs: Seen, pods: Seen) -> None:
+        """Write down what is to happen. ``restart`` ends the controller as a crash would, and starts it."""
+        self.now = 0.0
+        self.result = Run()
+        self._scenario = scenario
+        self._stage = stage
+        self._restart = restart
+        self._seen_jobs, self._seen_pods = jobs, pods
+        self._order = itertools.count()
+        self._agenda: list[tuple[float, int, Action]] = []
+        self._forms = {name: form for form in scenario.jobs for name in form.names}
+        self._nodes = {name: form for form in scenario.nodes for name in form.names}
+        self._queues = {form.name: form for form in scenario.queues}
+        self._uids: dict[str, str] = {}  # of the jobs that were ever submitted, by name
+        self._jobs: dict[str, Object] = {}  # as last seen
+        self._pods: dict[str, list[Object]] = {}  # as last seen, by job
+        self._known: set[tuple[str, ...]] = set()  # what has waited for the clock, or does
+        self._waiting: set[tuple[str, ...]] = set()  # what does
+        self._asked = 0
+        self._last_event = 0
+        for event in scenario.events:
+            self._at(event.at, lambda event=event: self._happen(event))  # type: ignore[misc]
+        for form in scenario.jobs:
+            for name in form.names:
+                self._at(form.at, lambda form=form, name=name: self._submit(form, name))  # type: ignore[misc]
+        for want in scenario.want:
+            for when in {want.at, *(want.started_by or {}).values()} - {None}:
+                self._at(when, _look_only)  # type: ignore[arg-type]
+        self._timed = any(form.start_deadline_seconds or form.max_run_seconds for form in scenario.jobs) or any(
+            event.fail for event in scenario.events
+        )
+        for queue in scenario.queues:
+            rules = queue.preemption
+            self._timed = self._timed or bool(rules and (rules.wait_seconds or rules.min_run_seconds))
+        self._began = 0.0
+
+    async def run(self) -> Run:
+        """Play to the end: ``until``, or when nothing is left to happen."""
+        await self._set_up()
+        self._began = time.monotonic()
+        while self._agenda and (self._scenario.until is None or self._agenda[0][0] <= self._scenario.until):
+            await self._until_due()
+            while actions := self._due():
+                await _next_second()  # the API server keeps whole seconds, and what comes later has to be newer
+                for action in actions:
+                    await action()
+                if not await self._rest():
+                    return self.result
+            await self._look()
+        for _ in range(QUIET_CYCLES):
+            await self._ask()
+        await self._read_history()
+        for want in self._scenario.want:
+            if want.at is not None:
+                self.result.looks.setdefault(want.at, self._states())
+        return self.result
+
+    def compare(self, observer: Observer) -> None:
+        """Hold what the ledger says of moves against the pods that an observer saw: no job began anew in secret."""
+        seen = Counter(uid for uid, _ in observer.attempts)
+        requeued = Counter(entry.job for entry in self.result.of(REQUEUED))
+        for name, uid in self._uids.items():
+            if seen[uid] > 1 + requeued[name]:
+                self.result.faults.append(
+                    f"{name} had pods in {seen[uid]} attempts, and was requeued {requeued[name]} times"
+                )
+
+    async def clear(self) -> None:
+        """Delete all jobs and see them go."""
+        for name in [MARKER, *self._uids]:
+            try:
+                await self._stage.delete_job(name)
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+
+        async def gone() -> bool:
+            for pod in await self._stage.pods():
+                if _is_stopping(pod):
+                    await self._remove_pod(pod["metadata"]["name"])
+            return not await self._stage.jobs()
+
+        await eventually(gone, "all jobs are gone")
+
+    # What users, admins and machines do
+
+    async def _set_up(self) -> None:
+        stage = self._stage
+        await create_nodes(stage.client, [self._node(form, name) for name, form in self._nodes.items()])
+        for manifest in self._scenario.objects():
+            manifest["metadata"]["name"] = self._full(manifest["metadata"]["name"])
+            spec = manifest["spec"]
+            if manifest["kind"] == "ResourceFlavor":
+                spec["nodeLabels"] = {**spec.get("nodeLabels", {}), STAGE_LABEL: stage.name}
+            else:
+                self._rename(spec)
+            await stage.create(manifest)
+        await stage.create(manifests.queue(self._full(MARKER)))
+        await stage.create(manifests.job(MARKER, namespace=stage.namespace, queue=self._full(MARKER), hold=True))
+        await self._ask()
+
+    def _node(self, form: NodeForm, name: str) -> Object:
+        labels = {"kubernetes.io/hostname": name, **form.labels, STAGE_LABEL: self._stage.name}
+        manifest = node_manifest(
+            self._full(name), gpus=form.gpus, cpu=str(form.cpu), memory=str(form.memory), pods=form.pods, labels=labels
+        )
+        for field in ("capacity", "allocatable"):
+            manifest["status"][field] |= {resource: str(amount) for resource, amount in form.resources.items()}
+        return manifest
+
+    async def _submit(self, form: JobForm, name: str) -> None:
+        manifest = form.manifest(name)
+        manifest["metadata"]["namespace"] = self._stage.namespace
+        manifest["spec"]["queue"] = self._full(form.queue)
+        self._paced(manifest["spec"], "startDeadlineSeconds", "maxRunSeconds")
+        annotations = {
+            f"{_SIMULATED}/never-ready": "true" if form.start_seconds else None,
+            f"{_SIMULATED}/stop-after": "1000h" if form.grace else None,
+        }
+        for role in manifest["spec"]["roles"]:
+            role["template"]["metadata"] = {"annotations": {key: value for key, value in annotations.items() if value}}
+        created = await self._stage.create(manifest)
+        self._uids[name] = created["metadata"]["uid"]
+        self._log(name, "Submitted", f"queue {form.queue}")
+
+    async def _happen(self, event: EventForm) -> None:
+        stage, target = self._stage, event.target
+        match event.verb:
+            case "finish" | "fail":
+                await self._end_pods(target, failed=event.verb == "fail")
+            case "delete":
+                await stage.delete_job(target)
+            case "hold" | "release":
+                await stage.patch_job(target, {"spec": {"hold": event.verb == "hold"}})
+            case "node_down":
+                await stage.client.request("DELETE", f"/api/v1/nodes/{self._full(target)}")
+            case "node_up":
+                await create_nodes(stage.client, [self._node(self._nodes[target], target)])
+            case "cordon" | "uncordon":
+                await self._patch(
+                    f"/api/v1/nodes/{self._full(target)}", {"spec": {"unschedulable": event.verb == "cordon"}}
+                )
+            case "set_quota" if event.set_quota is not None:
+                form = edited(self._queues[event.set_quota.queue], event.set_quota)
+                self._queues[form.name] = form
+                spec = form.manifest()["spec"]
+                self._rename(spec)
+                await self._patch(f"{API}/queues/{self._full(form.name)}", {"spec": {"quotas": spec["quotas"]}})
+            case "controller_restart":
+                await self._restart()
+        self._log("", "Event", f"{event.verb} {target}")
+
+    async def _end_pods(self, job: str, *, failed: bool = False) -> None:
+        """End the pods that the job waits for, or one with a failure."""
+        self._observe()
+        spec = self._jobs[job]["spec"] if job in self._jobs else {"roles": []}
+        needed = {role["name"] for role in spec["roles"] if role.get("mustSucceed", True)}
+        pods = [pod for pod in self._current(job) if pod["metadata"]["labels"][ROLE_LABEL] in needed]
+        annotations = {f"{_SIMULATED}/run-seconds": "0", f"{_SIMULATED}/exit-code": str(int(failed))}
+        for pod in pods[:1] if failed else pods:
+            await self._annotate(pod["metadata"]["name"], annotations)
+
+    async def _get_ready(self, job: str, attempt: str) -> None:
+        for pod in self._pods.get(job, ()):
+            if pod["metadata"]["labels"][ATTEMPT_LABEL] == attempt:
+                await self._annotate(pod["metadata"]["name"], {f"{_SIMULATED}/never-ready": None})
+
+    async def _remove_pod(self, name: str) -> None:
+        await self._quietly(self._stage.delete_pod(name, at_once=True))
+
+    # Time
+
+    async def _until_due(self) -> None:
+        """Set the clock to what is next; at its pace where real time counts."""
+        while self._timed and (left := self._began + self._agenda[0][0] * PACE - time.monotonic()) > 0:
+            self.now = max(self.now, self._agenda[0][0] - left / PACE)
+            self._observe()
+            await self._read_history()
+            await asyncio.sleep(min(left, LOOK_SECONDS))
+        self.now = max(self.now, self._agenda[0][0])
+
+    def _due(self) -> list[Action]:
+        """Take what is due off the agenda."""
+        actions = []
+        while self._agenda and self._agenda[0][0] <= self.now:
+            actions.append(heapq.heappop(self._agenda)[2])
+        return [action for action in actions if action is not _look_only]
+
+    def _paced(self, spec: Object, *limits: str) -> None:
+        """Shorten the limits that the controller keeps."""
+        for limit in limits:
+            if self._timed and spec.get(limit):
+                spec[limit] = math.ceil(spec[limit] * PACE)
+
+    async def _rest(self) -> bool:
+        """Wait until all that this instant sets off has happened."""
+        limit = time.monotonic() + REST_SECONDS
+        before: object = None
+        while (now := await self._ask()) != before or self._moving():
+            before = now
+            if time.monotonic() > limit:
+                on_the_way = "; ".join(self._moving()) or "statuses change and change"
+                self.result.faults.append(f"{self.now:g} s: no rest within {REST_SECONDS:g} s: {on_the_way}")
+                return False
+        await self._read_history()
+        return True
+
+    async def _ask(self) -> object:
+        """Have the controller answer a change of the marker; return all that may move, as seen then."""
+        self._asked += 1
+        patch = {"spec": {"ttlSecondsAfterFinished": self._asked}}
+        generation = (await self._stage.patch_job(MARKER, patch))["metadata"]["generation"]
+
+        async def answered() -> bool:
+            self._observe()
+            marker = self._jobs.get(MARKER, {})
+            return bool(_status(marker).get("observedGeneration") == generation)
+
+        await eventually(answered, f"the controller answers {self._stage.name}", seconds=REST_SECONDS)
+        return {name: _told(job) for name, job in self._jobs.items() if name != MARKER}, {
+            pod["metadata"]["uid"]: pod["metadata"]["resourceVersion"] for pods in self._pods.values() for pod in pods
+        }
+
+    def _observe(self) -> None:
+        """Look at jobs and pods, and write down what the clock is to do to them."""
+        self._jobs = {job["metadata"]["name"]: job for job in self._seen_jobs.of(self._stage.namespace)}
+        self._pods = {}
+        for pod in self._seen_pods.of(self._stage.namespace):
+            self._pods.setdefault(pod["metadata"]["labels"][JOB_LABEL], []).append(pod)
+        for name, form in self._forms.items():
+            status, current = _status(self._jobs.get(name, {})), self._current(name)
+            attempt = str(status.get("attempt"))
+            bound = [pod for pod in current if pod["spec"].get("nodeName")]
+            wanted = sum(place["pods"] for place in status.get("assignments", ()))
+            if form.start_seconds and status.get("phase") == "Starting" and len(bound) == wanted > 0:
+                self._once(form.start_seconds, lambda n=name, a=attempt: self._get_ready(n, a), "start", name, attempt)  # type: ignore[misc]
+            if form.run is not None and status.get("phase") == "Running":
+                self._once(form.run, lambda n=name, a=attempt: self._succeed(n, a), "run", name, attempt)  # type: ignore[misc]
+            for pod in self._pods.get(name, ()):
+                if form.grace and _is_stopping(pod):
+                    known = pod["metadata"]["name"]
+                    self._once(form.grace, lambda known=known: self._remove_pod(known), "stop", known)  # type: ignore[misc]
+
+    async def _succeed(self, job: str, attempt: str) -> None:
+        self._observe()
+        if str(_status(self._jobs.get(job, {})).get("attempt")) == attempt:
+            await self._end_pods(job)
+
+    def _moving(self) -> list[str]:
+        """Name what is on its way without waiting for the clock."""
+        return [f"{name} is {why}" for name, job in self._jobs.items() if name != MARKER and (why := self._moves(job))]
+
+    def _moves(self, job: Object) -> str:
+        name, status, pods = job["metadata"]["name"], _status(job), self._pods.get(job["metadata"]["name"], ())
+        stopping = [pod["metadata"]["name"] for pod in pods if _is_stopping(pod)]
+        starting = ("start", name, str(status.get("attempt"))) in self._waiting
+        ways = {
+            "about to end": any(_is_ending(pod) for pod in pods),
+            "stopping": any(("stop", pod) not in self._waiting for pod in stopping),
+            "being deleted": _is_stopping(job) and not stopping,
+            "not looked at yet": status.get("observedGeneration") != job["metadata"]["generation"] and not stopping,
+            "starting": status.get("phase") == "Starting" and not starting,
+            "ending": status.get("phase") == "Stopping" and not stopping,
+        }
+        return next((way for way, holds in ways.items() if holds), "")
+
+    # What is seen
+
+    async def _look(self) -> None:
+        """Keep the states of this instant, as soon as they are as wanted."""
+        wants = [want for want in self._scenario.want if want.at == self.now]
+        started = [
+            {job: by} for want in self._scenario.want for job, by in (want.started_by or {}).items() if by == self.now
+        ]
+        wanted = self._scenario.model_copy(
+            update={"want": [*wants, *(WantForm.model_validate({"startedBy": each}) for each in started)]}
+        )
+        limit = time.monotonic() + LATE_SECONDS
+        while wanted.want:
+            self._observe()
+            await self._read_history()
+            self.result.looks[self.now] = self._states()
+            if not differences(wanted, self.result) or time.monotonic() > limit:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _states(self) -> dict[str, State]:
+        return {name: self._state(name) for name in self._uids}
+
+    def _state(self, name: str) -> State:
+        if name not in self._jobs:
+            return State("Stopping", "Deleted", "it is gone", 0)
+        status = _status(self._jobs[name])
+        up = status.get("phase") == "Running"
+        ready = sum(_is_ready(pod) and not (up and _is_stopping(pod)) for pod in self._current(name))
+        return State(status.get("phase", "Pending"), status.get("reason", "none"), status.get("message", ""), ready)
+
+    def _current(self, job: str) -> list[Object]:
+        """Return the pods of the job's latest attempt."""
+        attempt = str(_status(self._jobs.get(job, {})).get("attempt"))
+        return [pod for pod in self._pods.get(job, ()) if pod["metadata"]["labels"][ATTEMPT_LABEL] == attempt]
+
+    async def _read_history(self) -> None:
+        """Take in what the ledger has recorded of the jobs since."""
+        names = {uid: name for name, uid in self._uids.items()}
+        for row in await ledger.rows(self._stage, _HISTORY, uids=list(names), last=self._last_event):
+            self._last_event = row["id"]
+            self._log(names[row["workload_uid"]], row["kind"], row["message"])
+
+    # Inside
+
+    def _at(self, when: float, action: Action) -> None:
+        heapq.heappush(self._agenda, (when, next(self._order), action))
+
+    def _once(self, seconds: float, action: Action, *what: str) -> None:
+        """Have the clock do this in so many seconds, unless it is written down already or done."""
+        if what in self._known:
+            return
+        self._known.add(what)
+        self._waiting.add(what)
+
+        async def act() -> None:
+            self._waiting.discard(what)
+            await action()
+
+        self._at(self.now + seconds, act)
+
+    def _full(self, name: str) -> str:
+        return f"{self._stage.name}-{name}"
+
+    def _rename(self, queue: Object) -> None:
+        """Have a queue's spec refer to the names that its parent and flavors have here, and its limits pass in time."""
+        if queue.get("parent"):
+            queue["parent"] = self._full(queue["parent"])
+        self._paced(queue.get("preemption", {}), "waitSeconds", "minRunSeconds")
+        for quota in queue.get("quotas") or ():
+            quota["flavor"] = self._full(quota["flavor"])
+
+    def _log(self, job: str, what: str, why: str) -> None:
+        self.result.timeline.append(Entry(self.now, job, what, why))
+
+    async def _annotate(self, pod: str, annotations: Mapping[str, str | None]) -> None:
+        await self._quietly(
+            self._patch(pods_path(self._stage.namespace, pod), {"metadata": {"annotations": annotations}})
+        )
+
+    async def _patch(self, path: str, body: Object) -> None:
+        await self._stage.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    @staticmethod
+    async def _quietly(request: Awaitable[object]) -> None:
+        try:
+            await request
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+
+async def _look_only() -> None:
+    pass
+
+
+async def _next_second() -> None:
+    await asyncio.sleep(1 - time.time() % 1)
+
+
+def _status(job: Object) -> Object:
+    status: Object = job.get("status") or {}
+    return status
+
+
+def _told(job: Object) -> Object:
+    """Return a job's status without what drifts on while nothing happens."""
+    return {key: value for key, value in _status(job).items() if key in {"phase", "reason", "attempt", "assignments"}}
+
+
+def _is_stopping(item: Object) -> bool:
+    return "deletionTimestamp" in item["metadata"]
+
+
+def _is_ending(pod: Object) -> bool:
+    """Tell whether a pod that runs has been told how to end."""
+    told = f"{_SIMULATED}/run-seconds" in pod["metadata"].get("annotations", {})
+    return told and pod["status"].get("phase") == "Running" and not _is_stopping(pod)
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions") or ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
