@@ -272,7 +272,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(queue=st.sampled_from(QUEUES), pods=st.integers(2, 6), wants=st.integers(1, 3), grace=st.sampled_from([0, 7]))
     def press(self, queue: str, pods: int, wants: int, grace: int) -> None:
         """Have an elastic gang in the way of a more important one."""
-        job = {"name": "j", "queue": queue, "gpus": 1}
+        job = {"name": "j", "queue": queue, "gpus": 1, "user": "ann"}
         self.submit({**job, "pods": pods, "minPods": 1, "priority": 0, "grace": grace})
         self.wait(1)
         self.submit({**job, "pods": wants, "priority": 2})
