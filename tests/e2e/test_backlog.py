@@ -15,7 +15,7 @@ async def test_neither_a_start_nor_an_end_is_told_to_all_who_wait(stage: Stage, 
     """kubernetes-sigs/kueue#9715, #8095, #14477."""
 
     async def all_is_told() -> None:
-        for _ in range(2):  # what was decided before a change is told before that change is answered, or soon after
+        for _ in range(40):  # who is asked about and who waits take turns: more would be written if it had to be
             ttl = ((await stage.get_job("held")) or {})["spec"].get("ttlSecondsAfterFinished", 0) + 1
             changed = await stage.patch_job("held", {"spec": {"ttlSecondsAfterFinished": ttl}})
             generation = changed["metadata"]["generation"]
