@@ -19,7 +19,7 @@ async def test_neither_a_start_nor_an_end_is_told_to_all_who_wait(stage: Stage, 
             ttl = ((await stage.get_job("held")) or {})["spec"].get("ttlSecondsAfterFinished", 0) + 1
             changed = await stage.patch_job("held", {"spec": {"ttlSecondsAfterFinished": ttl}})
             generation = changed["metadata"]["generation"]
-            await stage.until_job("held", lambda s: s.get("observedGeneration") == generation, "is answered")
+            await stage.until_job("held", lambda s, g=generation: s.get("observedGeneration") == g, "is answered")  # type: ignore[misc]
 
     def written() -> int:
         paths = [answer.path for answer in proxy.answers if answer.method == "PATCH"]
@@ -33,8 +33,8 @@ async def test_neither_a_start_nor_an_end_is_told_to_all_who_wait(stage: Stage, 
     await stage.create(job(stage, "gpu-0", GPU))
     await stage.until_phase("gpu-0", "Running")
 
-    submitted, first = 1, 0
-    for backlog in (30, 120):
+    submitted = 1
+    for first, backlog in enumerate((30, 120)):
         while submitted <= first + backlog:
             await stage.create(job(stage, f"gpu-{submitted}", GPU))
             submitted += 1
@@ -45,7 +45,6 @@ async def test_neither_a_start_nor_an_end_is_told_to_all_who_wait(stage: Stage, 
         await stage.create(job(stage, f"cpu-{backlog}", "cpu"))
         await stage.until_phase(f"cpu-{backlog}", "Running")
         await stage.end_pods(f"gpu-{first}")
-        first += 1
-        await stage.until_phase(f"gpu-{first}", "Running")
+        await stage.until_phase(f"gpu-{first + 1}", "Running")
         await all_is_told()
         assert written() - before < 30, f"with a backlog of {backlog}"
