@@ -14,14 +14,12 @@ def job(stage: Stage, name: str, resource: str, **spec: object) -> Object:
 async def test_neither_a_start_nor_an_end_is_told_to_all_who_wait(stage: Stage, proxy: Proxy) -> None:
     """kubernetes-sigs/kueue#9715, #8095, #14477."""
 
-    async def is_answered(generation: int) -> None:
-        await stage.until_job("held", lambda s: s.get("observedGeneration") == generation, "is answered")
-
     async def all_is_told() -> None:
         for _ in range(40):  # who is asked about and who waits take turns: more would be written if it had to be
             ttl = ((await stage.get_job("held")) or {})["spec"].get("ttlSecondsAfterFinished", 0) + 1
             changed = await stage.patch_job("held", {"spec": {"ttlSecondsAfterFinished": ttl}})
-            await is_answered(changed["metadata"]["generation"])
+            generation = changed["metadata"]["generation"]
+            await stage.until_job("held", lambda s, g=generation: s.get("observedGeneration") == g, "is answered")  # type: ignore[misc]
 
     def written() -> int:
         paths = [answer.path for answer in proxy.answers if answer.method == "PATCH"]
