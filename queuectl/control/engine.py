@@ -74,6 +74,7 @@ class Engine:
         for uid in self._world.attempts:
             self.executor.offer(uid)
         while True:
+            began = time.monotonic()
             await self._round(self._now())
             self.beat = time.monotonic()
             try:
@@ -81,8 +82,10 @@ class Engine:
                     await self._awake.wait()
             except TimeoutError:
                 pass
-            # The first event after a pause is taken at once; what follows it closely waits for the next round.
-            await asyncio.sleep(self.beat + PACE_SECONDS - time.monotonic())
+            # The first event after a pause is taken at once; what follows it closely waits for the next round, the
+            # longer the longer rounds take, so that under load fewer transactions take more moves each.
+            pause = max(PACE_SECONDS, self.beat - began)
+            await asyncio.sleep(self.beat + pause - time.monotonic())
             self._awake.clear()
 
     async def _round(self, now: float) -> None:

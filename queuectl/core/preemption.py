@@ -362,9 +362,17 @@ def _cost(world: Field, ask: Ask, victims: Sequence[Victim], everybody: Sequence
     Then the number of all these gangs, and of those that go at once; who only gives up a piece is in neither.
 
     Else a victim of high priority that loses little would be taken instead of one of low priority, and then take
-    that one too. Looked at roughly: by the amounts that spared gangs of the victim's queue hold which rank lower.
+    that one too. Looked at roughly: by the amounts that spared gangs of the victim's queue hold which rank lower, and
+    what its quota has left then.
     """
     gone = {victim.gang.uid: victim.gang for victim in victims}
+    with world.without(gone.values()):
+        world.tree.add(ask.queue, ask.usage)
+        left = {
+            queue: {cell: world.tree.nodes[queue].available(cell) for cell in ask.contested}
+            for queue in {gang.queue for gang in gone.values()}
+        }
+        world.tree.remove(ask.queue, ask.usage)
     spared: dict[str, list[Running]] = {}
     for gang in everybody:
         if gang.uid not in gone and not gang.evicting:
@@ -374,18 +382,22 @@ def _cost(world: Field, ask: Ask, victims: Sequence[Victim], everybody: Sequence
     counted = list(gone.values())
     for again in sorted(gone.values(), key=lambda gang: (-gang.priority, gang.submitted_at, gang.uid)):
         if not (again.evicting or again.gives_up):
-            counted += _taken_in_turn(world, ask, again, spared.get(again.queue, []))
+            counted += _taken_in_turn(world, ask, again, left[again.queue], spared.get(again.queue, []))
     price = reduce(Work.plus, map(world.price, counted), NO_WORK)
     return price, sum(not gang.gives_up for gang in counted), sum(not gang.gives_up for gang in gone.values())
 
 
-def _taken_in_turn(world: Field, ask: Ask, again: Running, spared: list[Running]) -> list[Running]:
-    """Take out of ``spared``, the last first, those whom a victim takes when it comes back, if they suffice."""
+def _taken_in_turn(world: Field, ask: Ask, again: Running, left: Amounts, spared: list[Running]) -> list[Running]:
+    """Take out of ``spared``, the last first, those whom a victim takes when it comes back, if they suffice.
+
+    ``left``: what its queue may still use. If that is all that it needs, it is nodes that it lacks.
+    """
     rules = world.rules.get(again.queue)
     if rules is None or rules.within_queue is Within.NEVER or not spared:
         return []
     back = Ask(again.queue, again.priority, again.submitted_at, again.usage, ask.contested)
-    missing = {cell: amount for cell, amount in again.usage.items() if amount > 0 and cell in ask.contested}
+    needed = {cell: amount for cell, amount in again.usage.items() if amount > 0 and cell in ask.contested}
+    missing = {cell: amount - left[cell] for cell, amount in needed.items() if amount > left[cell]} or needed
     lower: list[int] = []
     for index in range(len(spared) - 1, -1, -1):
         if not missing or spared[index].priority > again.priority:

@@ -25,7 +25,8 @@ from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
 from queuectl.kube.names import API, ATTEMPT_LABEL, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes
-from queuectl.simulate.clockwork import REQUEUED, Entry, Run, State
+from queuectl.model.reasons import Reason
+from queuectl.simulate.clockwork import EVICTED, OVERTAKEN, PREEMPTED, REQUEUED, Entry, Run, State
 from queuectl.simulate.form import EventForm, JobForm, NodeForm, Scenario, WantForm, edited
 from queuectl.simulate.verdict import differences
 from tests.support import ledger, manifests
@@ -43,10 +44,9 @@ LOOK_SECONDS = 0.2
 QUIET_CYCLES = 5  # at the end, of those in which nobody may be evicted
 MARKER = "marker"  # a held job: that its change is answered shows that the controller has heard of all before it
 _numbers = itertools.count(1)
+_FOR_NOBODY = {Reason.QUOTA_TAKEN_BACK.code, Reason.QUEUE_DRAINED.code}
 _SIMULATED = "local.queuectl.dev"
-_HISTORY = (
-    "SELECT id, workload_uid, kind, message FROM event WHERE workload_uid = ANY(:uids) AND id > :last ORDER BY id"
-)
+_HISTORY = "SELECT id, workload_uid, attempt, kind, message FROM event WHERE workload_uid = ANY(:uids) AND id > :last ORDER BY id"
 
 
 async def perform(
@@ -150,6 +150,7 @@ class Play:
         self._waiting: set[tuple[str, ...]] = set()  # what does
         self._asked = 0
         self._last_event = 0
+        self._held: set[tuple[str, int]] = set()  # attempts whose room was ever more than a promise
         for event in scenario.events:
             self._at(event.at, lambda event=event: self._happen(event))  # type: ignore[misc]
         for form in scenario.jobs:
@@ -278,8 +279,15 @@ class Play:
                 spec = form.manifest()["spec"]
                 self._rename(spec)
                 await self._patch(f"{API}/queues/{self._full(form.name)}", {"spec": {"quotas": spec["quotas"]}})
+            case "set_stop_policy" if event.set_stop_policy is not None:
+                edit = event.set_stop_policy
+                await self._patch(
+                    f"{API}/queues/{self._full(edit.queue)}", {"spec": {"stopPolicy": edit.stop_policy.value}}
+                )
             case "controller_restart":
                 await self._restart()
+            case _:
+                raise NotImplementedError(event.verb)
         self._log("", "Event", f"{event.verb} {target}")
 
     async def _end_pods(self, job: str, *, failed: bool = False) -> None:
@@ -437,7 +445,14 @@ class Play:
         names = {uid: name for name, uid in self._uids.items()}
         for row in await ledger.rows(self._stage, _HISTORY, uids=list(names), last=self._last_event):
             self._last_event = row["id"]
-            self._log(names[row["workload_uid"]], row["kind"], row["message"])
+            attempt, kind = (row["workload_uid"], row["attempt"]), row["kind"]
+            if kind == Reason.ADMITTED.code:
+                self._held.add(attempt)
+            elif kind in _FOR_NOBODY:
+                kind = EVICTED
+            elif kind == PREEMPTED and attempt not in self._held:
+                kind = OVERTAKEN
+            self._log(names[row["workload_uid"]], kind, row["message"])
 
     # Inside
 
