@@ -528,7 +528,7 @@ class World:
             workload, job = self.workloads[uid], self.jobs.get(uid)
             if workload.queue in those:
                 user = job.gang.user if job else ""
-                amounts = total(times(dict(p.requests), p.pods) for p in attempt.placements)
+                amounts = total(times(dict(p.requests), p.pods) for p in attempt.held)
                 held.add(self.queues[workload.queue], workload.namespace, user, amounts)
         return held
 
