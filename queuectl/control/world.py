@@ -38,6 +38,7 @@ from queuectl.model.resources import times, total
 from queuectl.model.work import Work
 
 AttemptKey = tuple[str, int]  # workload uid, number
+MAX_LATE_STARTS = 3  # in a row, after which a job takes from nobody until it has run
 
 # Ends that follow from decisions alone, not from anything outside.
 _OF_OURS = {Reason.PREEMPTED, Reason.PROMISE_LOST, Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
@@ -166,6 +167,7 @@ class World:
         """Take in a changed PodDisruptionBudget."""
         if self.budgets.change(old, new):
             self.changes.candidates = True
+            self._version += 1
         self.holdings.look_again()
 
     def on_priority_class(self, old: PriorityClass | None, new: PriorityClass | None) -> None:
@@ -325,7 +327,8 @@ class World:
             self.holdings.plant(self.queues, broken)
             self._replant = False
             self.touched |= self.holdings.claims  # quotas may no longer hold what they were promised
-        self._forgive()
+        at = self.waiting.wake_at()
+        self._forgive(all_of_them=at is not None and at <= now)  # the end of a back-off comes from outside, too
         stale, self._stale = self._stale, set()
         waiting = [self._gang(self.jobs[uid], self.workloads[uid]) for uid in stale if self._waits(uid)]
         self.waiting.update(waiting, gone=stale)
@@ -589,7 +592,7 @@ class World:
             job.gang,
             priority=workload.priority,
             preemptible=given.preemptible,
-            preempts=given.preempts and workload.uid not in self._winners,
+            preempts=given.preempts and workload.uid not in self._winners and workload.late_starts < MAX_LATE_STARTS,
             waits_since=workload.requeued_at,
             seq=workload.seq,
             submitted_at=workload.submitted_at,
@@ -607,7 +610,7 @@ class World:
         root = node.root.name if node else queue
         self._stirs[root] = self._stirs.get(root, 0) + 1
 
-    def _forgive(self) -> None:
+    def _forgive(self, *, all_of_them: bool) -> None:
         """Let those preempt again for whom something has changed from outside since they did.
 
         Else rules that don't agree could have gangs evict each other in a circle for ever: one takes back what its
@@ -615,7 +618,7 @@ class World:
         """
         for uid, state in list(self._winners.items()):
             workload = self.workloads.get(uid)
-            if workload is None or self._state(workload.queue) != state:
+            if all_of_them or workload is None or self._state(workload.queue) != state:
                 del self._winners[uid]
                 self._stale.add(uid)
 

@@ -52,6 +52,7 @@ class _Head:
 
     entry: Entry
     group: Group
+    settled: int  # how many had been settled in the cycle when it was nominated
 
 
 @dataclass
@@ -112,10 +113,14 @@ class _Cycle:
                 continue
             entry = nominate(self.snapshot, self.taken, gang, self.now)
             if entry.wait is None or self.snapshot.policy.one_head:
-                self.heads.push(_Head(entry, group))
+                self.heads.push(_Head(entry, group, self._settled))
                 return
             group.known = (gang.uid, state, entry.wait) if entry.by_quota else None
             self._fail(gang, group, entry.wait, entry.wake_at)
+
+    @property
+    def _settled(self) -> int:
+        return len(self.admissions) + len(self.preemptions)
 
     def _state(self, queue: str) -> object:
         """Return what tells a state of the queue's tree from others; None in the middle of a change."""
@@ -149,7 +154,9 @@ class _Cycle:
 
     def _settle(self, head: _Head) -> None:
         entry, gang = head.entry, head.entry.gang
-        if entry.wait is None and not self._still(entry):
+        # Who may be taken, and who is needed, is another matter once others have been settled.
+        stale = bool(entry.victims) and head.settled != self._settled and not self.snapshot.policy.one_head
+        if entry.wait is None and (stale or not self._still(entry)):
             if self.snapshot.policy.one_head:
                 self._tell(gang, why(Reason.PENDING))
                 return

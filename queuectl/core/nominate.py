@@ -1,7 +1,7 @@
 """What one gang would get now: flavors, a place on nodes, and whose room it would need."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -66,15 +66,17 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float)
     full = search.entry(roles(least))
     if full.wait is None or not most:
         return full
-    low, high, best = least + 1, most, full
+    low, high, best, wakes = least + 1, most, full, [full.wake_at]
     while low <= high:
         cut = (low + high) // 2
         entry = search.entry(roles(cut))
+        wakes.append(entry.wake_at)
         if entry.wait is None:
             best, high = entry, cut - 1
         else:
             low = cut + 1
-    return replace(best, by_quota=False)
+            best = best if best.wait is None else entry  # the smallest size has the last word on why it waits
+    return replace(best, by_quota=False, wake_at=min((at for at in wakes if at is not None), default=None))
 
 
 def patient_until(gang: Gang, queue: Queue) -> float:
@@ -106,38 +108,65 @@ class _Search:
         self.node = snapshot.later.nodes[gang.queue]
         self.shared_groups = groups_of(self.queue.quotas)
         self.taken = taken
+        self.wakes: set[float] = set()  # when time limits end that keep others from giving way
+        self.shielded = False  # whether anything does that time or a budget can end
 
     def entry(self, roles: tuple[Role, ...]) -> Entry:
         """Try flavors until quota and nodes both hold; else look for victims where it came closest."""
         if not any(flavor in self.snapshot.flavors for flavor, _ in self.queue.quotas):
             return Entry(self.gang, roles, Assignment(), wait=self._no_flavor(_wanted(self.queue, roles)[0], ""))
         excluded: set[tuple[str, str]] = set()  # role and flavor that can't be had now
-        short: tuple[Assignment, Why] | None = None  # the most hopeful that quota allows in the end, and not now
+        shorts: list[tuple[Assignment, Why]] = []  # that quota allows in the end, and not now
         assignment = self._assign(roles, excluded)
         while assignment.mode is Mode.FIT:
             found = self._now(roles, assignment)
             if not isinstance(found, _Hindrance):
                 return Entry(self.gang, roles, assignment, found)
-            short = _more_hopeful(short, (assignment, found.wait))
+            shorts.append((assignment, found.wait))
             if found.spent <= excluded:
                 break
             excluded |= found.spent
             assignment = self._assign(roles, excluded)
-        preempting = self._preempting(roles, _worth_a_search(assignment, short))
+        preempting = self._preempting(roles, self._worth_a_search(roles, assignment, shorts, excluded))
         if preempting is not None:
             return preempting
+        wake_at = min(self.wakes, default=None)
+        short = min(
+            shorts, key=lambda one: _HOPE.index(one[1].reason), default=None
+        )  # the soonest; of equals the first
         if short is not None and (assignment.mode in {Mode.FIT, Mode.NEVER} or _is_coming(short[1])):
-            return Entry(self.gang, roles, short[0], wait=short[1])
+            return Entry(self.gang, roles, short[0], wait=short[1], wake_at=wake_at)
         wait = self._quota_why(assignment)
         if assignment.mode is not Mode.NEVER:
             exceeds = self._exceeds(roles, assignment)
             if exceeds is not None and short is not None:
-                return Entry(self.gang, roles, short[0], wait=short[1])  # another flavor's nodes are merely in use
+                # Another flavor's nodes are merely in use.
+                return Entry(self.gang, roles, short[0], wait=short[1], wake_at=wake_at)
             wait = exceeds or wait
-        by_quota = short is None and assignment.mode in {Mode.NEVER, Mode.NOBODY}
-        return Entry(self.gang, roles, assignment, wait=wait, by_quota=by_quota)
+        by_quota = short is None and not self.shielded and assignment.mode in {Mode.NEVER, Mode.NOBODY}
+        return Entry(self.gang, roles, assignment, wait=wait, wake_at=wake_at, by_quota=by_quota)
 
-    def _preempting(self, roles: tuple[Role, ...], tried: Sequence[Assignment]) -> Entry | None:
+    def _worth_a_search(
+        self,
+        roles: Sequence[Role],
+        assignment: Assignment,
+        shorts: Sequence[tuple[Assignment, Why]],
+        excluded: Collection[tuple[str, str]],
+    ) -> Iterator[Assignment]:
+        """Yield the choices for which others could give way: of quota, in the order of the queue's rules; on nodes."""
+        if any(_is_coming(wait) for _, wait in shorts):
+            return
+        spent = set(excluded)
+        while assignment.mode not in {Mode.FIT, Mode.NEVER}:
+            yield assignment
+            chosen = {(role, flavor) for role, flavors in assignment.flavors.items() for flavor in flavors.values()}
+            if chosen <= spent or self.snapshot.policy.one_head:  # Kueue's cycle looks at one choice only
+                break
+            spent |= chosen
+            assignment = self._assign(roles, spent)
+        yield from (one for one, wait in shorts if wait.reason is Reason.WAITING_FOR_NODES)
+
+    def _preempting(self, roles: tuple[Role, ...], tried: Iterable[Assignment]) -> Entry | None:
         """Return the first that can be had by preemption, now or, if only time keeps it from that, later."""
         later: Entry | None = None
         for one in tried:
@@ -147,8 +176,9 @@ class _Search:
                 return Entry(self.gang, roles, one, placed, tuple(victims))
             kept = self._shielded_why(roles, one, shielded) if later is None else None
             if kept is not None:
-                later = Entry(self.gang, roles, one, wait=kept[0], wake_at=kept[1])
-        return later
+                self.wakes |= {kept[1]} if kept[1] is not None else set()
+                later = Entry(self.gang, roles, one, wait=kept[0])
+        return later and replace(later, wake_at=min(self.wakes, default=None))
 
     def _assign(self, roles: Sequence[Role], excluded: Collection[tuple[str, str]]) -> Assignment:
         rules = self.queue.preemption
@@ -186,6 +216,7 @@ class _Search:
         """Tell how an amount could be had if somebody gave way, nodes aside."""
         field = self._field()
         victims = find_victims(field, self._ask({cell: amount}, frozenset({cell})))
+        self._mind(field)
         if not victims:
             return Way(Mode.NOBODY, height_that_fits(self.node, cell, amount)[0])
         with field.without([victim.gang for victim in victims]):
@@ -200,7 +231,17 @@ class _Search:
         contested = frozenset(assignment.contested or assignment.usage)
         beside = Freed(self.snapshot, self.gang.queue, assignment.usage, roles, self._flavors(roles, assignment))
         field = self._field(beside, blind=blind)
-        return find_victims(field, self._ask(assignment.usage, contested)), field.shielded
+        victims = find_victims(field, self._ask(assignment.usage, contested))
+        self._mind(field)
+        return victims, field.shielded
+
+    def _mind(self, field: Field) -> None:
+        """Remember when those may give way who were passed over, or when the gang may ask."""
+        until = patient_until(self.gang, self.queue)
+        ends = [until] if until > self.now else []
+        ends += [end for gang in field.shielded.values() if (end := field.protected_until(gang)) is not None]
+        self.wakes |= set(ends)
+        self.shielded = self.shielded or bool(ends or field.shielded)
 
     def _shielded_why(
         self, roles: Sequence[Role], assignment: Assignment, shielded: Mapping[str, Running]
@@ -395,20 +436,7 @@ def _is_coming(wait: Why) -> bool:
     return wait.reason is Reason.WAITING_FOR_VICTIMS_OF_OTHERS
 
 
-def _worth_a_search(assignment: Assignment, short: tuple[Assignment, Why] | None) -> list[Assignment]:
-    """Return the choices for which others could give way: of quota, or on nodes."""
-    if short is not None and _is_coming(short[1]):
-        return []
-    tried = [assignment] if assignment.mode not in {Mode.FIT, Mode.NEVER} else []
-    return [*tried, short[0]] if short is not None and short[1].reason is Reason.WAITING_FOR_NODES else tried
-
-
 _HOPE = (Reason.WAITING_FOR_VICTIMS_OF_OTHERS, Reason.WAITING_FOR_NODES, Reason.EXCEEDS_CLUSTER)
-
-
-def _more_hopeful(one: tuple[Assignment, Why] | None, other: tuple[Assignment, Why]) -> tuple[Assignment, Why]:
-    """Return the one that time can help soonest; of equals the first."""
-    return other if one is None or _HOPE.index(other[1].reason) < _HOPE.index(one[1].reason) else one
 
 
 def _wanted(queue: Queue, roles: Sequence[Role]) -> list[Wanted]:

@@ -526,21 +526,40 @@ def _by_priority(world: Field, ask: Ask) -> list[Victim]:
         searches = [True, False]
     for borrowing in searches:
         victims = _search(world, ask, candidates, borrowing=borrowing)
-        if rules.victims is VictimChoice.LOWEST_PRIORITY:
-            if victims:
-                return victims
-            continue
-        pieces = [replace(c, gang=piece) for c in candidates for piece in _pieces(c.gang)]
-        if not victims and len(pieces) > len(candidates):
-            victims = _search(world, ask, pieces, borrowing=borrowing)
-        if not victims:
-            continue
-        if world.quick:
+        if rules.victims is VictimChoice.LEAST_WORK_LOST:
+            victims = _in_the_cheapest_way(world, ask, candidates, victims, borrowing=borrowing)
+        if victims:
             return victims
-        search = partial(_search_in_order, world, ask, {c.gang.uid: c for c in pieces}, borrowing)
-        best = _least_lost(world, ask, _in_pieces(victims), [piece.gang for piece in pieces], search)
-        return _joined(world, ask, best, borrowing=borrowing)
     return []
+
+
+def _in_the_cheapest_way(
+    world: Field, ask: Ask, candidates: Sequence[_Candidate], peers: list[Victim], *, borrowing: bool
+) -> list[Victim]:
+    """Return the victims that cost least; ``peers``: those that the peers' order finds."""
+    pieces = [replace(c, gang=piece) for c in candidates for piece in _pieces(c.gang)]
+    if not peers and len(pieces) > len(candidates):
+        peers = _search(world, ask, pieces, borrowing=borrowing)
+    if world.quick:
+        return peers
+    search = partial(_search_in_order, world, ask, {c.gang.uid: c for c in pieces}, borrowing)
+    peers = peers or _in_other_orders(world, ask, [piece.gang for piece in pieces], search)
+    if not peers:
+        return []
+    best = _least_lost(world, ask, _in_pieces(peers), [piece.gang for piece in pieces], search)
+    return _joined(world, ask, best, borrowing=borrowing)
+
+
+def _in_other_orders(
+    world: Field, ask: Ask, gangs: Sequence[Running], search: Callable[[Sequence[Running]], list[Victim]]
+) -> list[Victim]:
+    """Return what is found where the usual order finds nothing.
+
+    It may have taken some on nodes where that is of no use, until nobody more of their queue might be taken.
+    """
+    if not gangs or len(gangs) > ENOUGH:
+        return []
+    return next((found for order in _orders(world, ask, gangs) if (found := search(order))), [])
 
 
 def _search_in_order(
@@ -687,9 +706,11 @@ def _by_share(world: Field, ask: Ask) -> list[Victim]:
     pieces = [piece for gang in everybody for piece in _pieces(gang)]
     if not victims and len(pieces) > len(everybody):
         victims = in_order(pieces)
-    if not victims or world.quick:
+    if world.quick:
         return victims
-    return _joined(world, ask, _least_lost(world, ask, _in_pieces(victims), pieces, search), borrowing=True)
+    victims = victims or _in_other_orders(world, ask, pieces, search)
+    least = _least_lost(world, ask, _in_pieces(victims), pieces, search) if victims else []
+    return _joined(world, ask, least, borrowing=True)
 
 
 class _FairSearch:

@@ -43,7 +43,7 @@ class Snapshot:
     later: Tree
     running: Mapping[str, Sequence[Running]] = field(default_factory=dict)  # by queue; who may be taken
     broken_queues: Mapping[str, str] = field(default_factory=dict)  # queue → what is wrong with its spec
-    budgets: Mapping[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted now
+    budgets: dict[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted now
     past: Past = field(default_factory=dict)  # what queues have used on average; only the order of heads depends on it
     policy: Policy = Policy()
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # their labels
@@ -72,7 +72,14 @@ class Snapshot:
     def copy(self) -> Self:
         """Return a snapshot in which gangs can be assumed."""
         fleet = self.fleet.snapshot() if self.fleet else None
-        return replace(self, fleet=fleet, tree=self.tree.copy(), later=self.later.copy(), held=self.held.copy())
+        return replace(
+            self,
+            fleet=fleet,
+            tree=self.tree.copy(),
+            later=self.later.copy(),
+            held=self.held.copy(),
+            budgets=self.budgets.copy(),
+        )
 
     def fits_later(self, gang: Gang, usage: Amounts) -> bool:
         """Tell whether the gang's queue may use that much more, without borrowing if the gang does not."""
@@ -94,6 +101,8 @@ class Snapshot:
         waits_for = [*(victim for victim in leaving if victim.instead is None), *inherited]
         for victim in leaving:
             self.later.remove(victim.queue, victim.usage)
+            for key, pods in victim.covered if not victim.evicting else ():
+                self.budgets[key] = self.budgets.get(key, 0) - pods
         for one in kept_free:
             self.tree.remove(one.queue, one.usage)
         self.later.add(queue, admission.quota)

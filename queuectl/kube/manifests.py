@@ -44,6 +44,8 @@ RESOURCES = (
             Column("Order", ".spec.order"),
             Column("Pending", ".status.pending", "integer"),
             Column("Running", ".status.running", "integer"),
+            Column("Ready", ".status.conditions[?(@.type=='Ready')].status"),
+            Column("Reason", ".status.conditions[?(@.type=='Ready')].reason"),
             Column("Age", ".metadata.creationTimestamp", "date"),
         ),
     ),

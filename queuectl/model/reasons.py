@@ -117,7 +117,7 @@ class Why:
 
 
 CAUSES = {
-    Cause.QUEUE: "it has the higher claim in the same queue",
+    Cause.QUEUE: "it goes first in the same queue",
     Cause.RECLAIM: "its queue takes back quota that was lent",
     Cause.RECLAIM_WHILE_BORROWING: "it has the higher priority, and its queue may preempt while it borrows",
     Cause.FAIR_SHARE: "its queue has had the smaller share",

@@ -162,3 +162,13 @@ def status_of(clock: Clockwork, name: str) -> status.Status:
         position=None,
         now=clock.now,
     )
+
+
+def test_two_preemptors_of_one_cycle_do_not_spend_a_budget_twice() -> None:
+    lows = [{"name": f"low-{i}", "gpus": 4, "grace": 30} for i in range(2)]
+    highs = [{"name": f"high-{i}", "gpus": 4, "priority": 1, "at": 10} for i in range(2)]
+    clock = clockwork(*lows, *highs)
+    clock.world.on_budget(None, covers("low-0", "low-1", allowed=1))
+    clock.at(12, lambda: None)
+    clock._until = 12
+    assert len(evicted(clock.run())) == 1
