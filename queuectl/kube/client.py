@@ -7,6 +7,7 @@ its own and rebuilds every object through slow model classes.
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -14,8 +15,11 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import msgspec
+import yaml
 from kubernetes_asyncio.client import ApiClient, Configuration
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes_asyncio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
+from multidict import CIMultiDict
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
@@ -51,8 +55,10 @@ class ApiError(Exception):
 class KubeClient:
     """Requests to one API server. Make it with ``open``; close it, or use it as a context manager."""
 
-    def __init__(self, api: ApiClient, kubeconfig: str | None, context: str | None) -> None:
-        """Take over an ApiClient; ``open`` is the way to get one."""
+    def __init__(
+        self, api: ApiClient, kubeconfig: str | None, context: str | None, headers: CIMultiDict[str] | None = None
+    ) -> None:
+        """Take over an ApiClient; ``open`` is the way to get one. ``headers`` go out with every request."""
         self._api = api
         self._kubeconfig = kubeconfig
         self._context = context
@@ -62,6 +68,7 @@ class KubeClient:
             connector=api.rest_client.pool_manager.connector,
             connector_owner=False,
             cookie_jar=aiohttp.DummyCookieJar(),
+            headers=headers,
             proxy=api.configuration.proxy or _proxy_of_environment(self._host),
             read_bufsize=READ_BYTES,
         )
@@ -73,7 +80,7 @@ class KubeClient:
         Raises ApiUnreachableError when none of them can be read.
         """
         configuration = await _load(kubeconfig, context)
-        return cls(ApiClient(configuration=configuration), kubeconfig, context)
+        return cls(ApiClient(configuration=configuration), kubeconfig, context, _impersonation(kubeconfig, context))
 
     @property
     def host(self) -> str:
@@ -174,7 +181,7 @@ class KubeClient:
 async def _load(kubeconfig: str | None, context: str | None) -> Configuration:
     configuration = Configuration()
     try:
-        if kubeconfig is None and "KUBECONFIG" not in os.environ and os.path.exists(_SERVICE_ACCOUNT):  # noqa: ASYNC240, PTH110
+        if _in_cluster(kubeconfig):
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
             await load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
@@ -183,6 +190,29 @@ async def _load(kubeconfig: str | None, context: str | None) -> Configuration:
             f"no usable kubeconfig: {error}; name one with --kubeconfig or $KUBECONFIG"
         ) from error
     return configuration
+
+
+def _in_cluster(kubeconfig: str | None) -> bool:
+    return kubeconfig is None and "KUBECONFIG" not in os.environ and Path(_SERVICE_ACCOUNT).exists()
+
+
+def _impersonation(kubeconfig: str | None, context: str | None) -> CIMultiDict[str]:
+    """Return the headers of the user whom the kubeconfig's context acts as; the library doesn't know of these."""
+    headers = CIMultiDict[str]()
+    if _in_cluster(kubeconfig):
+        return headers
+    files = [Path(file).expanduser() for file in (kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION).split(os.pathsep) if file]
+    found = [yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in files if file.exists()]
+    named = context or next((config["current-context"] for config in found if config.get("current-context")), "")
+    contexts = (entry for config in found for entry in config.get("contexts") or ())
+    chosen = next((entry.get("context") or {} for entry in contexts if entry.get("name") == named), {})
+    users = (entry for config in found for entry in config.get("users") or ())
+    user = next((entry.get("user") or {} for entry in users if entry.get("name") == chosen.get("user")), {})
+    if user.get("as"):
+        headers.add("Impersonate-User", user["as"])
+        for group in user.get("as-groups") or ():
+            headers.add("Impersonate-Group", group)
+    return headers
 
 
 def _proxy_of_environment(host: str) -> str | None:

@@ -9,6 +9,7 @@ from secrets import token_hex
 from typing import Any
 
 import pytest
+import yaml
 
 from queuectl.core.limits import not_for
 from queuectl.kube import decode
@@ -406,6 +407,18 @@ async def test_a_queue_tells_who_changed_its_spec_last(objects: Objects, other_u
 
     await objects.patch(path, {"spec": {"order": "StrictFIFO"}})
     assert await author(objects, path) == "admin"
+
+
+async def test_a_kubeconfig_may_act_as_somebody_else(control_plane: Running, tmp_path: Path) -> None:
+    config = yaml.safe_load(control_plane.kubeconfig.read_text(encoding="utf-8"))
+    config["users"][0]["user"] |= {"as": "ann", "as-groups": ["vision", "speech"]}
+    (tmp_path / "kubeconfig").write_text(json.dumps(config), encoding="utf-8")
+    async with await KubeClient.open(str(tmp_path / "kubeconfig")) as client:
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        made = await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=review)
+    told = made["status"]["userInfo"]
+    assert told["username"] == "ann"
+    assert {"vision", "speech"} <= set(told["groups"])
 
 
 class Namespace:
