@@ -140,12 +140,16 @@ async def test_the_priority_column_shows_the_class_where_one_is_named(objects: O
 
 async def test_a_queues_columns(objects: Objects) -> None:
     path = await objects.create(queue(parent="all", order="StrictFIFO"))
-    await objects.patch(path, {"status": {"pending": 3, "running": 2}}, "/status")
+    ready = {"type": "Ready", "status": "False", "reason": "QueueStopped", "message": "It is stopped."}
+    conditions = [{**ready, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+    await objects.patch(path, {"status": {"pending": 3, "running": 2, "conditions": conditions}}, "/status")
 
     shown = await table(objects, path)
 
-    assert shown["columns"] == ["Name", "Parent", "Order", "Pending", "Running", "Age"]
-    assert [shown["cells"][name] for name in shown["columns"][1:-1]] == ["all", "StrictFIFO", 3, 2]
+    assert shown["columns"] == ["Name", "Parent", "Order", "Pending", "Running", "Ready", "Reason", "Age"]
+    assert [shown["cells"][name] for name in shown["columns"][1:-1]] == [
+        "all", "StrictFIFO", 3, 2, "False", "QueueStopped",
+    ]  # fmt: skip
 
 
 async def test_a_flavors_columns(objects: Objects) -> None:
