@@ -17,6 +17,7 @@ from queuectl.control import metrics, turn
 from queuectl.control.effects import Executor
 from queuectl.control.report import Reporter
 from queuectl.control.world import World
+from queuectl.core.backlog import Waits
 from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import Attempt, AttemptState, Leave, Move, Shrink, WorkloadState
 from queuectl.model.objects import Pod
@@ -219,7 +220,8 @@ class Engine:
             gauge.clear()
             for name, count in counts.items():
                 gauge.labels(name).set(count)
-        reasons = Counter(wait.code for wait in world.plan.waits.values())
+        waits = world.plan.waits
+        reasons = waits.codes() if isinstance(waits, Waits) else Counter[str]()  # no plan has been made yet
         metrics.WAIT_REASONS.clear()
         for code, count in reasons.items():
             metrics.WAIT_REASONS.labels(code).set(count)

@@ -17,6 +17,7 @@ _MANY = 64  # gangs at once: sorting a line anew is then cheaper than to insert 
 
 PendingKey = tuple[int, float, int, str]
 Key = TypeVar("Key", PendingKey, tuple[float, str])
+Value_co = TypeVar("Value_co", covariant=True)
 
 
 def pending_key(gang: Gang) -> PendingKey:
@@ -130,9 +131,7 @@ class Backlog:
     def wake(self, now: float) -> None:
         """Let those be tried whose back-off has ended by ``now``, in Unix seconds."""
         for line in self.lines.values():
-            count = bisect_left(line.asleep, now, key=lambda gang: gang.not_before)
-            while count < len(line.asleep) and line.asleep[count].not_before <= now:
-                count += 1
+            count = bisect_right(line.asleep, now, key=lambda gang: gang.not_before)
             if count:
                 awake, line.asleep = line.asleep[:count], line.asleep[count:]
                 self._group(line, awake)
@@ -171,11 +170,25 @@ class Backlog:
 
 
 @dataclass(frozen=True, eq=False)
-class Waits(Mapping[str, Why]):
-    """Why each gang waits that did not start, looked up when asked for: what holds for a shape is kept once."""
+class _Looked(Mapping[str, Value_co]):
+    """Something about each gang that did not start, looked up when asked for."""
 
     backlog: Backlog
     started: Collection[str]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the uids of those that wait, in order."""
+        return (gang.uid for gang in self.backlog if gang.uid not in self.started)
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self.backlog) - sum(self.backlog.get(uid) is not None for uid in self.started)
+
+
+@dataclass(frozen=True, eq=False)
+class Waits(_Looked[Why]):
+    """Why each gang waits that did not start: what holds for a shape is kept once."""
+
     not_yet: Callable[[Gang], Why | None]  # what keeps a gang out of the cycle
     told: Mapping[str, Why]  # by uid
     behind: Mapping[str, tuple[PendingKey, Why]]  # by StrictFIFO queue: its head and what that means for others
@@ -195,38 +208,27 @@ class Waits(Mapping[str, Why]):
         group = self.backlog.group(gang)
         return (group and self.failed(gang, group)) or _PENDING
 
-    def __iter__(self) -> Iterator[str]:
-        """Yield the uids of those that wait, in order."""
-        return (gang.uid for gang in self.backlog if gang.uid not in self.started)
-
-    def __len__(self) -> int:
-        """Return how many wait."""
-        return len(self.backlog) - sum(self.backlog.get(uid) is not None for uid in self.started)
-
     def codes(self) -> Counter[str]:
-        """Return how many wait for each reason, by its code; gangs of one shape are looked at once."""
+        """Return how many wait for each reason, by its code; gangs of one shape are looked at once if they agree."""
         codes: Counter[str] = Counter()
         for queue, line in self.backlog.lines.items():
+            others = {gang.uid: gang for gang in line.everyone if gang.uid not in self.started}
             head = self.behind.get(queue)
-            grouped = 0
             for group in line.groups.values():
-                grouped += len(group.gangs)
-                ahead = bisect_right(group.gangs, head[0], key=pending_key) if head else len(group.gangs)
-                for count, gang in ((ahead, group.gangs[ahead - 1]), (len(group.gangs) - ahead, group.gangs[-1])):
-                    if count:
-                        codes[self[gang.uid].code] += count
-            for gang in line.asleep:
-                codes[self[gang.uid].code] += 1
-            codes[Reason.HELD.code] += len(line.everyone) - len(line.asleep) - grouped
-        return +codes
+                alike = [gang for gang in group.gangs if gang.uid in others and gang.uid not in self.told]
+                ahead = bisect_right(alike, head[0], key=pending_key) if head else len(alike)
+                for part in (alike[:ahead], alike[ahead:]):
+                    if part and self[part[0].uid].code == self[part[-1].uid].code:
+                        codes[self[part[0].uid].code] += len(part)
+                        for gang in part:
+                            del others[gang.uid]
+            codes.update(self[uid].code for uid in others)
+        return codes
 
 
 @dataclass(frozen=True, eq=False)
-class Positions(Mapping[str, int]):
-    """The place in its queue, from 1, of each gang that did not start, looked up when asked for."""
-
-    backlog: Backlog
-    started: Collection[str]
+class Positions(_Looked[int]):
+    """The place in its queue, from 1, of each gang that did not start."""
 
     def __getitem__(self, uid: str) -> int:
         """Return a gang's place. Raises KeyError for one that doesn't wait."""
@@ -236,14 +238,6 @@ class Positions(Mapping[str, int]):
         others = (self.backlog.get(other) for other in self.started)
         ahead = sum(o is not None and o.queue == gang.queue and pending_key(o) < pending_key(gang) for o in others)
         return self.backlog.place(gang) - ahead
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the uids of those that wait, in order."""
-        return (gang.uid for gang in self.backlog if gang.uid not in self.started)
-
-    def __len__(self) -> int:
-        """Return how many wait."""
-        return len(self.backlog) - sum(self.backlog.get(uid) is not None for uid in self.started)
 
 
 _PENDING = why(Reason.PENDING)

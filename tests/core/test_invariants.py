@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from queuectl.core.backlog import Backlog, pending_key
+from queuectl.core.backlog import Backlog, Waits, pending_key
 from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import members
 from queuectl.core.usage import STEPS
@@ -52,7 +52,12 @@ class Watched(Clockwork):
         """What a cycle takes over from the one before is what it would find out by itself."""
         snapshot = self.world.snapshot(self.now)
         anew = replace(snapshot, waiting=Backlog(snapshot.waiting), versions=None)
-        assert plan(snapshot, self.now) == plan(anew, self.now)
+        kept = plan(snapshot, self.now)
+        assert kept == plan(anew, self.now)
+        assert isinstance(kept.waits, Waits)
+        assert kept.waits.codes().total() == len(kept.waits)
+        if not any(queue.preemption.wait_seconds for queue in self.world.queues.values()):
+            assert kept.waits.codes() == Counter(wait.code for wait in kept.waits.values())
 
     def _assert_it_borrows_only_if_it_may_be_taken(self, uid: str) -> None:
         world = self.world
