@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, StrictBool, StrictStr, model_validator
 
-from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName, rule, rules
+from queuectl.kube.fields import LevelName, Name, QualifiedName, Quantity, RoleName, rule, rules
 from queuectl.kube.names import DEFAULT_QUEUE
 from queuectl.kube.parts import (
     Conditions,
@@ -26,7 +26,7 @@ from queuectl.kube.parts import (
     Text,
     list_map,
 )
-from queuectl.model.objects import QueueOrder
+from queuectl.model.objects import NODE_LEVEL, QueueOrder
 from queuectl.model.policy import OverQuota, Prefer, Reclaim, Stop, StopPolicy, VictimChoice, Within
 
 __all__ = [
@@ -71,6 +71,64 @@ class ConditionType(StrEnum):
     READY = "Ready"  # of a Queue
 
 
+_NO_ROLE_GPU = "gpu is given, but no container of the role requests a GPU; add a request such as nvidia.com/gpu: 1"
+
+
+def _asks_gpu(template: str) -> str:
+    """Return the CEL expression that tells whether a template's containers request a GPU."""
+    return " || ".join(
+        f"has({template}.spec.{containers}) && {template}.spec.{containers}.exists(c, has(c.resources) && "
+        f"has(c.resources.{kind}) && c.resources.{kind}.exists(k, k.matches('{GPU_RESOURCE}') && "
+        f"c.resources.{kind}[k] != 0 && c.resources.{kind}[k] != '0'))"
+        for containers in ("containers", "initContainers")
+        for kind in ("requests", "limits")
+    )
+
+
+_TEMPLATE_ASKS_GPU = _asks_gpu("self.template")
+_LEVEL = "such as rack, as the ResourceFlavor's topology names it, or node"
+
+
+class GangTopology(Part):
+    """How close the pods of all roles have to be."""
+
+    required: LevelName | None = Field(
+        None, description=f"All pods in one domain of this level, {_LEVEL}; the job waits for that."
+    )
+    preferred: LevelName | None = Field(
+        None, description=f"All pods in one domain of this level, {_LEVEL}, or else as close as possible."
+    )
+
+
+class Slices(Part):
+    """Pods that have to be closer to each other than the role as a whole."""
+
+    level: LevelName = Field(description=f"The level, {_LEVEL}, of which the pods of a slice share a domain.")
+    size: Int32 = Field(
+        ge=2, le=MAX_PODS, description="How many pods make a slice: indexes from 0 to size - 1, then the next as many."
+    )
+
+
+class RoleTopology(GangTopology):
+    """How close the pods of the role have to be."""
+
+    slices: Slices | None = Field(None, description="Every so many pods in one domain of a level.")
+    balanced: StrictBool = Field(
+        False,  # noqa: FBT003
+        description="Whether, where several domains are needed, each of them gets equally many pods.",
+    )
+
+
+class RoleGpu(Part):
+    """What each pod of the role needs of its GPUs."""
+
+    min_memory: Quantity | None = Field(None, description="The least memory of each GPU, such as 40Gi.")
+    shared: StrictBool = Field(
+        False,  # noqa: FBT003
+        description="Whether GPUs that several pods share by time-slicing or MPS will do.",
+    )
+
+
 class Role(Part):
     """Pods of a job that share a template."""
 
@@ -81,7 +139,14 @@ class Role(Part):
                 says="'minReplicas is %d, more than replicas, %d; give at most that many'"
                 ".format([self.minReplicas, self.replicas])",
                 field=".minReplicas",
-            )
+            ),
+            rule(
+                "!has(self.topology) || !has(self.topology.slices) || self.replicas % self.topology.slices.size == 0",
+                says="'%d replicas do not divide into slices of %d; give a multiple'"
+                ".format([self.replicas, self.topology.slices.size])",
+                field=".replicas",
+            ),
+            rule(f"!has(self.gpu) || ({_TEMPLATE_ASKS_GPU})", _NO_ROLE_GPU),
         )
     )
 
@@ -98,10 +163,25 @@ class Role(Part):
         True,  # noqa: FBT003 - the default's place in every Field
         description="Whether the job waits for this role's pods to succeed; those of other roles are then stopped.",
     )
+    gpu: RoleGpu | None = Field(None, description="What each pod of the role needs of its GPUs.")
+    topology: RoleTopology | None = Field(None, description="How close the pods of the role have to be.")
     template: PodTemplate = Field(description="What each pod of the role looks like.")
 
+    def asks_gpu(self) -> bool:
+        """Tell whether any container requests a GPU."""
+        spec = self.template.spec
+        return any(
+            container.resources is not None and container.resources.asks_gpu()
+            for container in (*spec.containers, *(spec.init_containers or ()))
+        )
+
     @model_validator(mode="after")
-    def _check_least(self) -> Self:
+    def _check(self) -> Self:
+        if self.gpu is not None and not self.asks_gpu():
+            raise ValueError(_NO_ROLE_GPU)
+        slices = self.topology.slices if self.topology else None
+        if slices is not None and self.replicas % slices.size:
+            raise ValueError(f"{self.replicas} replicas do not divide into slices of {slices.size}; give a multiple")
         if self.min_replicas is not None and self.min_replicas > self.replicas:
             raise ValueError(
                 f"minReplicas is {self.min_replicas}, more than replicas, {self.replicas}; give at most that many"
@@ -109,13 +189,40 @@ class Role(Part):
         return self
 
 
+_Models = Annotated[
+    list[Annotated[StrictStr, Field(min_length=1, max_length=63)]],
+    Field(min_length=1, max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}),
+]
+
+
+class Alternative(Part):
+    """What will do as well when the GPUs that the job asks for first can't be had."""
+
+    models: _Models = Field(description="GPU models of the alternative.")
+    replicas: Annotated[dict[RoleName, Annotated[Int32, Field(ge=1, le=MAX_PODS)]], Field(max_length=16)] | None = (
+        Field(None, description="How many pods of a role it then takes, by role; those left out keep their replicas.")
+    )
+
+
 class Gpu(Part):
     """What the gang needs of its GPUs."""
 
-    models: Annotated[list[Annotated[StrictStr, Field(min_length=1, max_length=63)]], Field(min_length=1)] = Field(
-        max_length=16,
-        description="GPU models that will do: only flavors whose gpuModel is among them are used.",
-        json_schema_extra={"x-kubernetes-list-type": "set"},
+    models: _Models | None = Field(
+        None, description="GPU models that will do: only flavors whose gpuModel is among them are used."
+    )
+    homogeneous: StrictBool = Field(
+        True,  # noqa: FBT003
+        description="Whether all GPUs of the gang must be of one model, as their nodes' labels say.",
+    )
+    same_driver: StrictBool = Field(
+        False,  # noqa: FBT003
+        description="Whether all nodes with GPUs of the gang must run the same version of the GPU driver.",
+    )
+    alternatives: list[Alternative] | None = Field(
+        None,
+        max_length=8,
+        description="What will do as well, the best first.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
 
 
@@ -125,14 +232,8 @@ _NO_QUEUE = (
     f" {DEFAULT_QUEUE}"
 )
 _NO_WAIT = "no role has mustSucceed: true, so the job would be over at once; set it for at least one role"
-_NO_GPU = "gpu.models is given, but no container requests a GPU; add a request such as nvidia.com/gpu: 1, or remove gpu"
-_ASKS_GPU = " || ".join(
-    f"has(r.template.spec.{containers}) && r.template.spec.{containers}.exists(c, has(c.resources) && "
-    f"has(c.resources.{kind}) && c.resources.{kind}.exists(k, k.matches('{GPU_RESOURCE}') && "
-    f"c.resources.{kind}[k] != 0 && c.resources.{kind}[k] != '0'))"
-    for containers in ("containers", "initContainers")
-    for kind in ("requests", "limits")
-)
+_UNKNOWN_ROLE = "replicas of an alternative name a role that the job does not have; use names of spec.roles"
+_NO_GPU = "gpu is given, but no container requests a GPU; add a request such as nvidia.com/gpu: 1, or remove gpu"
 
 
 class TrainingJobSpec(Part):
@@ -143,7 +244,13 @@ class TrainingJobSpec(Part):
             # The namespace's default is in by now. The models don't know of it, so they let this pass.
             rule("has(self.queue)", _NO_QUEUE),
             rule("!(has(self.priority) && has(self.priorityClassName))", _ONE_PRIORITY),
-            rule(f"!has(self.gpu) || self.roles.exists(r, {_ASKS_GPU})", _NO_GPU),
+            rule(
+                "!has(self.gpu) || !has(self.gpu.alternatives) || self.gpu.alternatives.all(a, !has(a.replicas) || "
+                "a.replicas.all(name, self.roles.exists(r, r.name == name)))",
+                _UNKNOWN_ROLE,
+                field=".gpu.alternatives",
+            ),
+            rule(f"!has(self.gpu) || self.roles.exists(r, {_asks_gpu('r.template')})", _NO_GPU),
         )
     )
 
@@ -181,6 +288,10 @@ class TrainingJobSpec(Part):
         },
     )
     gpu: Gpu | None = Field(None, description="What the gang needs of its GPUs.")
+    topology: GangTopology | None = Field(
+        None,
+        description="How close the pods of all roles have to be to each other; those with GPUs, where some have none.",
+    )
     start_deadline_seconds: Int32 = Field(
         300,
         ge=1,
@@ -218,15 +329,15 @@ class TrainingJobSpec(Part):
             raise ValueError(f"the replicas of all roles add up to {pods}; at most {MAX_PODS} pods make a gang")
         if self.gpu is not None and not self.asks_gpu():
             raise ValueError(_NO_GPU)
+        if any(
+            name not in names for other in (self.gpu and self.gpu.alternatives) or () for name in other.replicas or ()
+        ):
+            raise ValueError(_UNKNOWN_ROLE)
         return self
 
     def asks_gpu(self) -> bool:
         """Tell whether any container of any role requests a GPU."""
-        return any(
-            container.resources is not None and container.resources.asks_gpu()
-            for role in self.roles
-            for container in (*role.template.spec.containers, *(role.template.spec.init_containers or ()))
-        )
+        return any(role.asks_gpu() for role in self.roles)
 
 
 class RoleAssignment(Part):
@@ -539,6 +650,53 @@ class FlavorToleration(Part):
         return self
 
 
+class TopologyLevel(Part):
+    """A level of topology: nodes of one value of its label form a domain."""
+
+    name: LevelName = Field(description="The level's name, by which jobs ask for it, such as rack.")
+    node_label: QualifiedName = Field(description="The label whose value tells the domain of a node.")
+
+
+class InsideLevel(Part):
+    """A level inside a node."""
+
+    name: LevelName = Field(description="The level's name, by which jobs ask for it, such as nvlink or pcie.")
+    gpus: Int32 = Field(ge=1, le=1024, description="How many GPUs of a node share a domain.")
+
+
+_NODE_NAMED = f"no level can be named {NODE_LEVEL}: every flavor has that level, below the others"
+
+
+class FlavorTopology(Part):
+    """How nodes of this kind are connected."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(f"!has(self.levels) || self.levels.all(l, l.name != '{NODE_LEVEL}')", _NODE_NAMED, field=".levels"),
+            rule(f"!has(self.insideNode) || self.insideNode.all(l, l.name != '{NODE_LEVEL}')", _NODE_NAMED),
+        )
+    )
+
+    levels: list[TopologyLevel] | None = Field(
+        None,
+        max_length=8,
+        description="Levels above the node, the widest first, such as block, then rack.",
+        json_schema_extra=list_map("name"),
+    )
+    inside_node: list[InsideLevel] | None = Field(
+        None,
+        max_length=4,
+        description="Levels inside a node, the largest first, such as nvlink of 4 GPUs, then pcie of 2.",
+        json_schema_extra=list_map("name"),
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(level.name == NODE_LEVEL for level in (*(self.levels or ()), *(self.inside_node or ()))):
+            raise ValueError(_NODE_NAMED)
+        return self
+
+
 class ResourceFlavorSpec(Part):
     """Which nodes are of this kind, and what their pods need."""
 
@@ -552,6 +710,7 @@ class ResourceFlavorSpec(Part):
     gpu_model: Annotated[StrictStr, Field(min_length=1, max_length=63)] | None = Field(
         None, description="The model of these nodes' GPUs, as jobs name it in gpu.models."
     )
+    topology: FlavorTopology | None = Field(None, description="How nodes of this kind are connected.")
 
 
 class ResourceFlavor(Part):

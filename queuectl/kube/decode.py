@@ -20,12 +20,16 @@ from queuectl.kube.names import (
     SUBMITTED_BY,
     WORKLOAD_LABEL,
 )
+from queuectl.model import gpus
 from queuectl.model.objects import (
+    Alternative,
     Budget,
     Constraints,
     Flavor,
     Gang,
+    Inside,
     Job,
+    Level,
     Namespace,
     Node,
     NodeTerm,
@@ -36,7 +40,9 @@ from queuectl.model.objects import (
     Requirement,
     Role,
     Taint,
+    Together,
     Toleration,
+    Topology,
 )
 from queuectl.model.policy import (
     Cap,
@@ -118,6 +124,7 @@ def node(raw: Bytes) -> Item[Node]:
         allocatable={resource: parse_quantity(resource, q) for resource, q in seen.status.allocatable.items()},
         unschedulable=seen.spec.unschedulable,
         ready=any(c.type == "Ready" and c.status == "True" for c in seen.status.conditions),
+        gpus=gpus.read(seen.metadata.labels),
     )
     return Item(seen.metadata.name, seen.metadata.resource_version, value)
 
@@ -302,11 +309,14 @@ _decode_object = msgspec.json.Decoder(_Object).decode
 def flavor(raw: Bytes) -> Item[Flavor]:
     """Decode a ResourceFlavor."""
     seen = _decode_object(raw)
+    topology = seen.spec.get("topology") or {}
     value = Flavor(
         name=seen.metadata.name,
         node_labels=tuple(sorted((seen.spec.get("nodeLabels") or {}).items())),
         tolerations=_tolerations(seen.spec.get("tolerations")),
         gpu_model=seen.spec.get("gpuModel") or "",
+        levels=tuple(Level(level["name"], level["nodeLabel"]) for level in topology.get("levels") or ()),
+        inside=tuple(Inside(level["name"], level["gpus"]) for level in topology.get("insideNode") or ()),
     )
     return Item(seen.metadata.name, seen.metadata.resource_version, value)
 
@@ -394,6 +404,7 @@ def job(raw: Bytes) -> Item[Job]:
         roles = tuple(_role(role) for role in spec["roles"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = why(Reason.MISCONFIGURED, field="spec.roles", problem=str(error))
+    gpu, topology = spec.get("gpu") or {}, spec.get("topology") or {}
     gang = Gang(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -402,7 +413,17 @@ def job(raw: Bytes) -> Item[Job]:
         priority=spec.get("priority") or 0,
         submitted_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
         roles=roles,
-        gpu_models=tuple((spec.get("gpu") or {}).get("models") or ()),
+        gpu_models=tuple(gpu.get("models") or ()),
+        alternatives=tuple(
+            Alternative(tuple(other["models"]), tuple(sorted((other.get("replicas") or {}).items())))
+            for other in gpu.get("alternatives") or ()
+        ),
+        together=Together(
+            required=topology.get("required") or "",
+            preferred=topology.get("preferred") or "",
+            same_model=gpu.get("homogeneous", True),
+            same_driver=bool(gpu.get("sameDriver")),
+        ),
         user=meta.annotations.get(SUBMITTED_BY, ""),
         preemptible=spec.get("preemptible", True),
         hold=bool(spec.get("hold")),
@@ -450,6 +471,18 @@ def _role(role: Mapping[str, Any]) -> Role:
         constraints=constraints,
         least=role.get("minReplicas"),
         must_succeed=role.get("mustSucceed", True),
+        topology=_topology(role.get("topology") or {}),
+    )
+
+
+def _topology(topology: Mapping[str, Any]) -> Topology:
+    slices = topology.get("slices") or {}
+    return Topology(
+        required=topology.get("required") or "",
+        preferred=topology.get("preferred") or "",
+        slice_level=slices.get("level") or "",
+        slice_size=slices.get("size") or 1,
+        balanced=bool(topology.get("balanced")),
     )
 
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from queuectl.model.gpus import NO_GPUS, Gpus
 from queuectl.model.policy import Cap, Cell, FlavorChoice, OverQuota, Preemption, Quota, StopPolicy
 from queuectl.model.reasons import Why
 
@@ -57,6 +58,30 @@ class Constraints:
 
 
 @dataclass(frozen=True, slots=True)
+class Topology:
+    """How close the pods of a role have to be, by names of topology levels (KEP-2724)."""
+
+    required: str = ""  # all pods in one domain of this level
+    preferred: str = ""  # or, if that can't be had, in one of a wider level, or in as few of the widest as possible
+    slice_level: str = ""  # each ``slice_size`` pods in one domain of this level
+    slice_size: int = 1
+    balanced: bool = False  # of several domains each gets equally many
+
+
+ANYWHERE = Topology()
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What the pods of all roles of a gang have in common; of the roles with GPUs, if any has."""
+
+    required: str = ""  # the level of which all are in one domain
+    preferred: str = ""
+    same_model: bool = True  # all GPUs of one model
+    same_driver: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Role:
     """Pods of a gang that share a template. ``requests`` is per pod, sorted by resource, ``pods`` among them."""
 
@@ -66,6 +91,15 @@ class Role:
     constraints: Constraints = Constraints()
     must_succeed: bool = True
     least: int | None = None  # pods with which the gang may start; None: all of them
+    topology: Topology = ANYWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """GPU models that will do, and how many pods of a role it then takes; of roles left out, as many as ever."""
+
+    models: tuple[str, ...] = ()
+    pods: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +115,8 @@ class Gang:
     roles: tuple[Role, ...]
     seq: int = 0  # order of arrival in the ledger, for submissions of the same second
     gpu_models: tuple[str, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()  # to these models and pods, the best first
+    together: Together = Together()
     user: str = ""  # who submitted it, as the API server says
     preemptible: bool = True  # False: nobody takes from it, and it does not borrow
     preempts: bool = True  # False: it takes from nobody
@@ -92,7 +128,28 @@ class Gang:
     @cached_property
     def shape(self) -> tuple[object, ...]:
         """Gangs of one shape fit or fail alike."""
-        return (self.queue, self.gpu_models, self.roles, self.preemptible, self.preempts)
+        return (
+            self.queue, self.gpu_models, self.alternatives, self.together, self.roles, self.preemptible, self.preempts,
+        )  # fmt: skip
+
+
+NODE_LEVEL = "node"  # the level below all others that every flavor has
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A level of topology: nodes of one value of the label, and of the labels of wider levels, form a domain."""
+
+    name: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A level inside a node: so many GPUs of it share a fast interconnect."""
+
+    name: str
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +160,8 @@ class Flavor:
     node_labels: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     gpu_model: str = ""
+    levels: tuple[Level, ...] = ()  # the widest first
+    inside: tuple[Inside, ...] = ()  # the largest first
 
 
 class QueueOrder(StrEnum):
@@ -151,6 +210,7 @@ class Node:
     allocatable: Mapping[str, int] = field(default_factory=dict)
     unschedulable: bool = False
     ready: bool = True
+    gpus: Gpus = NO_GPUS
 
 
 @dataclass(frozen=True, slots=True)
