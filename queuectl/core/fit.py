@@ -1,15 +1,20 @@
 """Fit a whole gang onto nodes: all of it or nothing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
-from queuectl.core.fleet import Fleet, Matrix, Room
-from queuectl.model.objects import Flavor, Role
+from queuectl.core.fleet import Fleet, Room
+from queuectl.core.topology import DRIVER, MODEL, Need, Rooms
+from queuectl.model.objects import ALIKE, NODE_LEVEL, Flavor, Role, Together
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import format_quantity, is_extended
+from queuectl.model.resources import format_quantity, is_extended, is_gpu
+
+_SAME = {MODEL: "GPU model", DRIVER: "version of the GPU driver"}
+MAX_TRIES = 8  # domains of a level in which a gang of several roles is tried, where a wider one would do
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,55 +36,223 @@ class Short:
 
 
 def place(
-    fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], gone: Iterable[Placement] = ()
+    fleet: Fleet,
+    roles: Sequence[Role],
+    flavors: Mapping[str, Flavor],
+    together: Together = ALIKE,
+    gone: Iterable[Placement] = (),
 ) -> tuple[Placement, ...] | Short:
     """Return a place for every pod of the roles, or how far it came. ``gone``: placements that would be freed.
 
-    Roles are placed one by one, those with the largest pods first. A role goes to as few nodes as possible: the
-    emptiest first, the last one as tight as possible (largest-first bin covering with a best-fit tail), so that
-    small gangs fill up broken nodes and whole nodes stay whole. Of equal nodes the first by name is taken.
+    Roles are placed one by one, those with the largest pods first, each as ``Rooms.place`` says. ``flavors``: by role,
+    the one it goes to, which must have the levels of topology that the role and the gang name.
     """
-    return _place_in(fleet, fleet.free((p.node, p.requests, p.pods) for p in gone), roles, flavors)
+    return _place_in(fleet, fleet.free((p.node, p.requests, p.pods) for p in gone), roles, flavors, together)
 
 
-def fits_later(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> bool:
+def fits_later(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together) -> bool:
     """Tell whether every pod would fit once all victims that are on their way out are gone, if there are any."""
     room = fleet.free_later()
-    return room is not None and not isinstance(_place_in(fleet, room, roles, flavors, tell=True), Short)
+    return room is not None and not isinstance(_place_in(fleet, room, roles, flavors, together, tell=True), Short)
 
 
-def holds(fleet: Fleet, room: Room, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> bool:
+def holds(fleet: Fleet, room: Room, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together) -> bool:
     """Tell whether every pod of the roles fits into ``room``, by the same rules as ``place``."""
-    room = room if len(roles) == 1 else room.copy()
-    return not isinstance(_place_in(fleet, room, roles, flavors, tell=True), Short)
+    return not isinstance(_place_in(fleet, room, roles, flavors, together, tell=True), Short)
 
 
-def exceeds_cluster(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> Why | None:
+def exceeds_cluster(
+    fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together = ALIKE
+) -> Why | None:
     """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
-    found = _place_in(fleet, fleet.emptied(), roles, flavors, tell=True)
+    found = _place_in(fleet, fleet.emptied(), roles, flavors, together, tell=True)
     return found.because(Reason.EXCEEDS_CLUSTER) if isinstance(found, Short) else None
 
 
+def only_counts(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together) -> bool:
+    """Tell whether the roles fit as soon as there are places enough, wherever they are."""
+    if len(roles) != 1:
+        return False
+    layout = _Layout.of(roles[0], flavors[roles[0].name], together, bound=_bound(roles))
+    need = layout.need
+    return need.slice_level is None and (
+        need.within < 0 or (not need.named and len(fleet.domains(*layout.keys).starts[need.within]) <= 1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What tells domains apart for a role, and how close its pods have to be."""
+
+    keys: tuple[str, ...]
+    levels: tuple[str, ...]  # what the levels are called, the node's among them
+    need: Need
+    shared: int  # the level of which the pods of all bound roles share a domain; -1: none
+    shared_aim: int | None
+    named: tuple[int, ...]  # that level, if nodes must have its label
+
+    @classmethod
+    def of(cls, role: Role, flavor: Flavor, together: Together, bound: Sequence[Role]) -> Self:
+        same: list[str] = []
+        if role in bound and any(is_gpu(resource) for resource, _ in role.requests):
+            same = [key for key, asked in ((MODEL, together.same_model), (DRIVER, together.same_driver)) if asked]
+        levels = (*(_SAME[key] for key in same), *(level.name for level in flavor.levels), NODE_LEVEL)
+        inside = {level.name: NODE_LEVEL for level in flavor.inside}
+
+        def index(name: str) -> int | None:
+            return levels.index(inside.get(name, name)) if name else None
+
+        own = role.topology
+        shared, shared_aim = len(same) - 1, None
+        if role in bound:
+            shared = _deeper(index(together.required), shared)
+            shared_aim = index(together.preferred)
+        within = _deeper(index(own.required), shared if len(bound) == 1 else -1)
+        sliced = index(own.slice_level)
+        if sliced is not None and sliced <= within:  # all pods are that close
+            sliced = None
+        aim = index(own.preferred)
+        need = Need(
+            within=within,
+            aim=shared_aim if aim is None else aim,
+            slice_level=sliced,
+            slice_size=1 if sliced is None else own.slice_size,
+            balanced=own.balanced,
+            named=tuple(at for at in (within, sliced) if at is not None and at >= len(same)),
+        )
+        keys = (*same, *(level.label for level in flavor.levels))
+        return cls(keys, levels, need, shared, shared_aim, named=(shared,) if shared >= len(same) else ())
+
+
+def _deeper(level: int | None, other: int) -> int:
+    return other if level is None else max(level, other)
+
+
+def _bound(roles: Sequence[Role]) -> list[Role]:
+    """Return the roles that a gang keeps together: those with GPUs, or all if none has."""
+    return [role for role in roles if any(is_gpu(resource) for resource, _ in role.requests)] or list(roles)
+
+
 def _place_in(
-    fleet: Fleet, room: Room, roles: Sequence[Role], flavors: Mapping[str, Flavor], *, tell: bool = False
+    fleet: Fleet,
+    room: Room,
+    roles: Sequence[Role],
+    flavors: Mapping[str, Flavor],
+    together: Together,
+    *,
+    tell: bool = False,
 ) -> tuple[Placement, ...] | Short:
-    """Place into ``room``, which is used up on the way; with ``tell`` only as far as is needed to tell if they fit."""
-    placements: list[Placement] = []
+    """Place into a room, which stays as it is; with ``tell`` only as far as is needed to tell if they fit."""
     in_order = sorted(roles, key=largest_first)
     for role in in_order:
-        flavor = flavors[role.name]
-        found = room.total(flavor, role.constraints, role.requests)
-        if found < role.pods:
-            nodes = int(fleet.mask(flavor, role.constraints).sum())
-            return Short(role, flavor, nodes, found, _lacks(room, flavor, role, found))
-        if tell and role is in_order[-1]:
-            break
-        counts = room.pods(flavor, role.constraints, role.requests)
-        columns, amounts = fleet.columns(role.requests) or ([], np.zeros(0, np.int64))
-        for row, pods in _choose(counts, fleet.by_name(), role.pods):
-            room.use(row, columns, amounts * pods)
-            placements.append(Placement(role.name, flavor.name, fleet.name(row), pods, role.requests))
-    return tuple(placements)
+        short = _short(fleet, room, role, flavors[role.name])
+        if short is not None:
+            return short
+    bound = _bound(in_order)
+    free = [role for role in in_order if role not in bound]
+    found: Short | None = None
+    for inside in _windows(fleet, room, bound, flavors, together) if len(bound) > 1 else [None]:
+        attempt = _Placed(fleet, room.copy() if len(roles) > 1 else room, flavors, together, bound, last=in_order[-1])
+        short = attempt.add(bound, inside, tell=tell) or attempt.add(free, None, tell=tell)
+        if short is None:
+            return tuple(attempt.placements)
+        found = short
+    if found is not None:
+        return found
+    layout = _Layout.of(bound[0], flavors[bound[0].name], together, bound)
+    nodes = int(fleet.mask(flavors[bound[0].name], bound[0].constraints).sum())
+    lacks = f"one {layout.levels[layout.shared]} with room for all roles"
+    return Short(bound[0], flavors[bound[0].name], nodes, 0, lacks)
+
+
+def _windows(
+    fleet: Fleet, room: Room, bound: Sequence[Role], flavors: Mapping[str, Flavor], together: Together
+) -> Iterator[tuple[int, int] | None]:
+    """Yield domains, as (level, domain), in which each of the roles would fit by itself; None stands for everywhere."""
+    layouts = [_Layout.of(role, flavors[role.name], together, bound) for role in bound]
+    first = layouts[0]
+    if any(layout.keys != first.keys for layout in layouts):
+        yield None
+        return
+    domains = fleet.domains(*first.keys)
+    need = Need(named=first.named)
+    rooms = [Rooms(domains, room.pods(flavors[role.name], role.constraints, role.requests), need) for role in bound]
+    aim = domains.nodes if first.shared_aim is None else first.shared_aim
+    for level in range(max(aim, first.shared), max(first.shared, 0) - 1, -1):
+        enough = np.logical_and.reduce([r.of(level) >= role.pods for r, role in zip(rooms, bound, strict=True)])
+        homes = np.flatnonzero(enough)
+        ranked = homes[np.argsort(rooms[0].of(level)[homes], kind="stable")].tolist()
+        for home in ranked if level == first.shared else ranked[:MAX_TRIES]:
+            yield level, home
+    if first.shared < 0:
+        yield None
+
+
+class _Placed:
+    """Places of a gang's roles so far."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        room: Room,
+        flavors: Mapping[str, Flavor],
+        together: Together,
+        bound: Sequence[Role],
+        *,
+        last: Role,
+    ) -> None:
+        """Start with none. ``room`` is used up on the way, but for the ``last`` role."""
+        self._fleet = fleet
+        self._room = room
+        self._flavors = flavors
+        self._together = together
+        self._bound = bound
+        self._last = last
+        self.placements: list[Placement] = []
+
+    def add(self, roles: Sequence[Role], inside: tuple[int, int] | None, *, tell: bool) -> Short | None:
+        """Place roles, or return how far it came."""
+        for role in roles:
+            flavor = self._flavors[role.name]
+            layout = _Layout.of(role, flavor, self._together, self._bound)
+            counts = self._room.pods(flavor, role.constraints, role.requests)
+            rooms = Rooms(self._fleet.domains(*layout.keys), counts, layout.need)
+            last = role is self._last
+            if tell and last:
+                if rooms.holds(role.pods, inside):
+                    continue
+                return self._short(role, layout, rooms, inside)
+            chosen = rooms.place(role.pods, inside)
+            if chosen is None:
+                return self._short(role, layout, rooms, inside)
+            columns, amounts = self._fleet.columns(role.requests) or ([], np.zeros(0, np.int64))
+            for row, pods in chosen:
+                if not last:
+                    self._room.use(row, columns, amounts * pods)
+                self.placements.append(Placement(role.name, flavor.name, self._fleet.name(row), pods, role.requests))
+        return None
+
+    def _short(self, role: Role, layout: _Layout, rooms: Rooms, inside: tuple[int, int] | None) -> Short:
+        flavor = self._flavors[role.name]
+        short = _short(self._fleet, self._room, role, flavor)
+        if short is not None:
+            return short
+        nodes = int(self._fleet.mask(flavor, role.constraints).sum())
+        if inside is not None:
+            return Short(role, flavor, nodes, 0, f"one {layout.levels[inside[0]]} with room for all roles")
+        name, most = rooms.roomiest()
+        level = layout.levels[layout.need.within]
+        roomiest = f"the roomiest, {name}, has" if name else "the roomiest has"
+        return Short(role, flavor, nodes, most, f"one {level} with room for all of them; {roomiest} room for {most}")
+
+
+def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None:
+    """Tell whether there are too few places for a role, wherever they are."""
+    found = room.total(flavor, role.constraints, role.requests)
+    if found >= role.pods:
+        return None
+    nodes = int(fleet.mask(flavor, role.constraints).sum())
+    return Short(role, flavor, nodes, found, _lacks(room, flavor, role, found))
 
 
 def largest_first(role: Role) -> tuple[int, int, int, str]:
@@ -87,19 +260,6 @@ def largest_first(role: Role) -> tuple[int, int, int, str]:
     asks = dict(role.requests)
     devices = sum(amount for resource, amount in role.requests if is_extended(resource))
     return -devices, -asks.get("cpu", 0), -asks.get("memory", 0), role.name
-
-
-def _choose(counts: Matrix, by_name: Matrix, pods: int) -> list[tuple[int, int]]:
-    """Return (row, pods there) for counts that suffice."""
-    order = by_name[np.argsort(-counts[by_name], kind="stable")]
-    ordered = counts[order]
-    before = np.cumsum(ordered) - ordered  # pods on the nodes ahead
-    # The first node that could take all that is left ends the series; a tighter one may take its part.
-    last = int(np.argmax(ordered >= pods - before))
-    rest = pods - int(before[last])
-    tight = ordered[last:][ordered[last:] >= rest][-1]
-    tail = last + int(np.argmax(ordered[last:] == tight))
-    return [*zip(order[:last].tolist(), ordered[:last].tolist(), strict=True), (int(order[tail]), rest)]
 
 
 def _lacks(room: Room, flavor: Flavor, role: Role, found: int) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from queuectl.core.nodes import eligible
+from queuectl.core.topology import Domains
 from queuectl.model.objects import Constraints, Flavor, Node, Place
 from queuectl.model.plan import Placement
 
@@ -61,7 +62,7 @@ class Fleet:
         self._reserved: Matrix = np.zeros((0, 0), np.int64)  # by gangs that are there
         self._promised: Matrix = np.zeros((0, 0), np.int64)  # as it will be once all victims are gone
         self._masks: dict[tuple[Flavor, Constraints], Mask] = {}
-        self._by_name: Matrix | None = None  # rows in order of name; None when names have come or gone
+        self._domains: dict[tuple[str, ...], Domains] = {}  # by what tells them apart
         self._free: Matrix = np.zeros((0, 0), np.int64)
         self._leaving: set[int] = set()  # rows with victims that are on their way out
         self._counted: dict[_Kind, _Counted] = {}
@@ -70,7 +71,6 @@ class Fleet:
 
     def snapshot(self) -> Self:
         """Return a copy in which reserving changes nothing here; what nodes have is shared, so use it at once."""
-        self.by_name()  # for the copy too
         copy = type(self)()
         # Kept masks stay shared: what one finds out serves the other.
         copy.__dict__.update(
@@ -92,6 +92,9 @@ class Fleet:
     def set_node(self, node: Node) -> None:
         """Add a node or replace what is known of it."""
         row = self._row(node.name)
+        known = self._nodes[row]
+        if known is None or known.labels != node.labels:
+            self._domains = {}
         self._nodes[row] = node
         columns = [self._column(resource) for resource in node.allocatable]  # may replace the matrices
         self._allocatable[row] = 0
@@ -106,6 +109,7 @@ class Fleet:
         if row is None:
             return
         self._nodes[row] = None
+        self._domains = {}
         self._allocatable[row] = 0
         for mask in self._masks.values():
             mask[row] = False
@@ -231,11 +235,12 @@ class Fleet:
             return None
         return [self._columns[resource] for resource in wanted], np.array(list(wanted.values()), np.int64)
 
-    def by_name(self) -> Matrix:
-        """Return the rows in order of their nodes' names, so that a plan does not depend on the order of events."""
-        if self._by_name is None:
-            self._by_name = np.array([row for _, row in sorted(self._rows.items())], np.int64)
-        return self._by_name
+    def domains(self, *keys: str) -> Domains:
+        """Return the nodes by domains; see ``Domains.of``. Kept, and made anew when nodes or labels have changed."""
+        if keys not in self._domains:
+            nodes = [(row, node) for row, node in enumerate(self._nodes) if node is not None]
+            self._domains[keys] = Domains.of(nodes, keys)
+        return self._domains[keys]
 
     def name(self, row: int) -> str:
         """Return the name of the node in a row that a mask allows."""
@@ -287,7 +292,6 @@ class Fleet:
         if not self._unused:
             self._resize(max(16, 2 * len(self._nodes)), self._reserved.shape[1])
         row = self._rows[name] = self._unused.pop()
-        self._by_name = None
         return row
 
     def _column(self, resource: str) -> int:
@@ -333,7 +337,6 @@ class Fleet:
         if self._nodes[row] is None and not any(m[row].any() for m in (self._others, self._reserved, self._promised)):
             del self._rows[name]
             self._unused.append(row)
-            self._by_name = None
 
 
 class Room:

@@ -7,7 +7,7 @@ from queuectl.core import fit
 from queuectl.core.fleet import MANY, Mask, Matrix, Part
 from queuectl.core.preemption import Running, there
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.objects import Flavor, Role
+from queuectl.model.objects import Flavor, Role, Together
 from queuectl.model.policy import Amounts
 from queuectl.model.work import NO_WORK, Work
 
@@ -16,7 +16,14 @@ class Freed:
     """Tells whether a gang's roles fit once others are gone; each that goes or comes back costs its own size."""
 
     def __init__(
-        self, snapshot: Snapshot, queue: str, usage: Amounts, roles: Sequence[Role], flavors: Mapping[str, Flavor]
+        self,
+        snapshot: Snapshot,
+        queue: str,
+        usage: Amounts,
+        roles: Sequence[Role],
+        *,
+        flavors: Mapping[str, Flavor],
+        together: Together,
     ) -> None:
         """Look at a snapshot, which must not change meanwhile. ``flavors``: by role, the one it goes to."""
         self._tree = snapshot.tree
@@ -25,6 +32,7 @@ class Freed:
         self._usage = usage
         self._roles = roles
         self._flavors = flavors
+        self._together = together
         self._parts: dict[str, list[Part]] = {}
         if snapshot.fleet is None:
             return
@@ -36,6 +44,7 @@ class Freed:
         self._wanted = snapshot.fleet.columns(self._role.requests)
         self._counts = self._room.pods(*kind).tolist()
         self._total = self._room.total(*kind)
+        self._only_counts = fit.only_counts(snapshot.fleet, roles, flavors, together)
 
     def take(self, gang: Running) -> None:
         """Take a gang away."""
@@ -57,7 +66,7 @@ class Freed:
             return True
         if self._total < self._role.pods:
             return False
-        return len(self._roles) == 1 or fit.holds(self._fleet, self._room, self._roles, self._flavors)
+        return self._only_counts or fit.holds(self._fleet, self._room, self._roles, self._flavors, self._together)
 
     def cheapest_first(self, gangs: Sequence[Running], price: Callable[[Running], Work]) -> list[Running]:
         """Order gangs so that those come first who together leave another place for a pod at the lowest price.

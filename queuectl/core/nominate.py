@@ -11,7 +11,7 @@ from queuectl.core.freed import Freed
 from queuectl.core.preemption import Ask, Beside, Field, Running, Victim, find_victims
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import height_that_fits
-from queuectl.model.objects import Flavor, Gang, Queue, Role
+from queuectl.model.objects import NODE_LEVEL, Flavor, Gang, Queue, Role
 from queuectl.model.plan import Admission, Placement
 from queuectl.model.policy import Cell
 from queuectl.model.reasons import Reason, Why, why
@@ -45,15 +45,33 @@ class Entry:
 def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float) -> Entry:
     """Return the best that the gang could get, with all of its pods or, if it is elastic, with as many as can be had.
 
-    ``taken``: workloads that are on their way out for somebody else. ``now``: Unix seconds.
+    Of its alternatives the first that fits, or else the first for which there are victims. ``taken``: workloads that
+    are on their way out for somebody else. ``now``: Unix seconds.
     """
-    spare = [role.pods - (role.pods if role.least is None else role.least) for role in gang.roles]
+    first = _nominate(snapshot, taken, gang, now)
+    if first.fits or not gang.alternatives:
+        return first
+    tried = [first]
+    for other in gang.alternatives:
+        pods = dict(other.pods)
+        roles = tuple(replace(role, pods=pods.get(role.name, role.pods)) for role in gang.roles)
+        entry = _nominate(snapshot, taken, replace(gang, gpu_models=other.models, roles=roles), now)
+        tried.append(replace(entry, gang=gang))
+        if entry.fits:
+            return tried[-1]
+    wakes = [entry.wake_at for entry in tried if entry.wake_at is not None]
+    best = next((entry for entry in tried if entry.victims), first)
+    return replace(best, by_quota=all(entry.by_quota for entry in tried), wake_at=min(wakes, default=None))
+
+
+def _nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float) -> Entry:
+    spare = [role.pods - min(role.pods, role.pods if role.least is None else role.least) for role in gang.roles]
     most = sum(spare)
 
     def roles(cut: int) -> tuple[Role, ...]:
         if not cut:
             return gang.roles
-        return tuple(replace(r, pods=r.pods - s * cut // most) for r, s in zip(gang.roles, spare, strict=True))
+        return tuple(_of_size(r, r.pods - s * cut // most) for r, s in zip(gang.roles, spare, strict=True))
 
     def over(cut: int) -> Why | None:
         return snapshot.held.over(snapshot.queues[gang.queue], gang, roles(cut))
@@ -77,6 +95,12 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float)
             low = cut + 1
             best = best if best.wait is None else entry  # the smallest size has the last word on why it waits
     return replace(best, by_quota=False, wake_at=min((at for at in wakes if at is not None), default=None))
+
+
+def _of_size(role: Role, pods: int) -> Role:
+    """Return the role with so many pods, or as many more as make its slices whole."""
+    size = role.topology.slice_size
+    return replace(role, pods=min(role.pods, -(-pods // size) * size))
 
 
 def patient_until(gang: Gang, queue: Queue) -> float:
@@ -210,7 +234,8 @@ class _Search:
         if known is None:
             return False
         with_gpu = any(is_gpu(resource) for resource in wanted.amounts)
-        return not (with_gpu and self.gang.gpu_models) or known.gpu_model in self.gang.gpu_models
+        of_model = not (with_gpu and self.gang.gpu_models) or known.gpu_model in self.gang.gpu_models
+        return of_model and not unpromised(self.gang, wanted.roles, known)
 
     def _try_preemption(self, cell: Cell, amount: int) -> Way:
         """Tell how an amount could be had if somebody gave way, nodes aside."""
@@ -229,7 +254,8 @@ class _Search:
     ) -> tuple[list[Victim], dict[str, Running]]:
         """Return victims, and who was passed over for a shield."""
         contested = frozenset(assignment.contested or assignment.usage)
-        beside = Freed(self.snapshot, self.gang.queue, assignment.usage, roles, self._flavors(roles, assignment))
+        flavors, together = self._flavors(roles, assignment), self.gang.together
+        beside = Freed(self.snapshot, self.gang.queue, assignment.usage, roles, flavors=flavors, together=together)
         field = self._field(beside, blind=blind)
         victims = find_victims(field, self._ask(assignment.usage, contested))
         self._mind(field)
@@ -312,19 +338,20 @@ class _Search:
         if self.snapshot.fleet is None:
             return ()
         freed = [placement for gang in gone for placement in gang.placements]
-        return fit.place(self.snapshot.fleet, roles, self._flavors(roles, assignment), freed)
+        return fit.place(self.snapshot.fleet, roles, self._flavors(roles, assignment), self.gang.together, freed)
 
     def _short_why(self, roles: Sequence[Role], assignment: Assignment, short: fit.Short) -> Why:
         """Say why nodes do not hold roles for which there is quota."""
         exceeds, fleet = self._exceeds(roles, assignment), self.snapshot.fleet
-        if exceeds is None and fleet is not None and fit.fits_later(fleet, roles, self._flavors(roles, assignment)):
+        flavors, together = self._flavors(roles, assignment), self.gang.together
+        if exceeds is None and fleet is not None and fit.fits_later(fleet, roles, flavors, together):
             return why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)  # nobody else has to give way
         return exceeds or short.because(Reason.WAITING_FOR_NODES)
 
     def _exceeds(self, roles: Sequence[Role], assignment: Assignment) -> Why | None:
         if self.snapshot.fleet is None:
             return None
-        return fit.exceeds_cluster(self.snapshot.fleet, roles, self._flavors(roles, assignment))
+        return fit.exceeds_cluster(self.snapshot.fleet, roles, self._flavors(roles, assignment), self.gang.together)
 
     def _flavors(self, roles: Sequence[Role], assignment: Assignment) -> dict[str, Flavor]:
         """Return for each role the flavor its nodes must be of; where it takes several, all of them in one.
@@ -387,7 +414,9 @@ class _Search:
         elif group is None:
             problem = self._unoffered(wanted)
         elif not any(self._suits(wanted, flavor) for flavor in group.flavors):
-            problem = f"none is of GPU model {' or '.join(self.gang.gpu_models)}"
+            known = [self.snapshot.flavors[name] for name in group.flavors if name in self.snapshot.flavors]
+            promises = [unpromised(self.gang, wanted.roles, flavor) for flavor in known]
+            problem = next(filter(None, promises), f"none is of GPU model {' or '.join(self.gang.gpu_models)}")
         if problem or group is None:
             return why(Reason.NO_MATCHING_FLAVOR, queue=self.gang.queue, role=role, problem=problem)
         amount = wanted.amounts[resource]
@@ -456,9 +485,28 @@ def _wanted(queue: Queue, roles: Sequence[Role]) -> list[Wanted]:
     return parts + [Wanted((role.name,), counted(role)) for role in roles if role not in with_gpu]
 
 
+def unpromised(gang: Gang, names: Collection[str], flavor: Flavor) -> str:
+    """Say which level of topology that the gang requires can't be promised on nodes of the flavor; empty: none."""
+    roles = [role for role in gang.roles if role.name in names]
+    asked = {role.topology.required: role for role in roles} | {role.topology.slice_level: role for role in roles}
+    asked[gang.together.required] = roles[0]
+    levels = {level.name for level in flavor.levels} | {NODE_LEVEL, ""}
+    inside = {level.name for level in flavor.inside}
+    for level, role in asked.items():
+        if level in inside and role.pods * sum(n for resource, n in role.requests if is_gpu(resource)) > 1:
+            return (
+                f"{level} of flavor {flavor.name} is inside a node, where the kubelet picks the GPUs, so no more than"
+                " one GPU can be promised there"
+            )
+        if level not in levels | inside:
+            return f"flavor {flavor.name} has no level {level} of topology; it has {', '.join(sorted(levels - {''}))}"
+    return ""
+
+
 def _combined(flavors: Sequence[Flavor]) -> Flavor:
     if len(flavors) == 1:
         return flavors[0]
     labels = tuple(sorted({label for flavor in flavors for label in flavor.node_labels}))
     tolerations = tuple(toleration for flavor in flavors for toleration in flavor.tolerations)
-    return Flavor("+".join(flavor.name for flavor in flavors), labels, tolerations)
+    levels = max((flavor.levels for flavor in flavors), key=len)
+    return Flavor("+".join(flavor.name for flavor in flavors), labels, tolerations, levels=levels)

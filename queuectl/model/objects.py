@@ -81,6 +81,9 @@ class Together:
     same_driver: bool = False
 
 
+ALIKE = Together()
+
+
 @dataclass(frozen=True, slots=True)
 class Role:
     """Pods of a gang that share a template. ``requests`` is per pod, sorted by resource, ``pods`` among them."""
@@ -116,7 +119,7 @@ class Gang:
     seq: int = 0  # order of arrival in the ledger, for submissions of the same second
     gpu_models: tuple[str, ...] = ()
     alternatives: tuple[Alternative, ...] = ()  # to these models and pods, the best first
-    together: Together = Together()
+    together: Together = ALIKE
     user: str = ""  # who submitted it, as the API server says
     preemptible: bool = True  # False: nobody takes from it, and it does not borrow
     preempts: bool = True  # False: it takes from nobody

@@ -43,7 +43,10 @@ class Case:
         at_home = self.at_home if at_home is None else at_home
         snapshot = self.snapshot.copy()
         usage = {CELL: sum(part.pods * dict(part.requests)[GPU] for part in self.newcomer.roles)}
-        freed = Freed(snapshot, self.newcomer.queue, usage, self.newcomer.roles, self._flavors())
+        newcomer = self.newcomer
+        freed = Freed(
+            snapshot, newcomer.queue, usage, newcomer.roles, flavors=self._flavors(), together=newcomer.together
+        )
         for one in gone:
             snapshot.later.remove(one.queue, one.usage)
             freed.take(one)
