@@ -84,7 +84,9 @@ class AmountMarker:
 
 _LABEL_REMEDY = "is not a name; use lower-case letters, digits and -, such as worker-a"
 LabelName = Annotated[str, Matching(LABEL_PATTERN, _LABEL_REMEDY, 63)]
-LevelName = Annotated[str, Matching(LABEL_PATTERN, "is not the name of a level; use lower-case letters, digits and -", 63)]
+LevelName = Annotated[
+    str, Matching(LABEL_PATTERN, "is not the name of a level; use lower-case letters, digits and -", 63)
+]
 RoleName = Annotated[str, Matching(LABEL_PATTERN, _LABEL_REMEDY, 30)]
 Name = Annotated[
     str, Matching(SUBDOMAIN_PATTERN, "is not a name; use lower-case letters, digits, - and ., such as team-a", 253)
