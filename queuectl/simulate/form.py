@@ -103,8 +103,8 @@ class Asks(Part):
 
     def run_times(self, otherwise: float | None) -> list[float | None]:
         """Return for each pod after how many seconds of running it succeeds."""
-        given = self.runs or [otherwise]
-        return [*given, *([given[-1]] * (self.pods - len(given)))]
+        given: list[float | None] = list(self.runs) if self.runs else [otherwise]
+        return [*given, *(given[-1:] * (self.pods - len(given)))]
 
 
 class RoleForm(Asks):
@@ -145,8 +145,8 @@ class JobForm(Asks):
     def pod_ends(self) -> dict[float, set[PodKey]]:
         """Which pods succeed by themselves when, in seconds from when all are ready."""
         ends: dict[float, set[PodKey]] = {}
-        needed = [(role.name, role, role.must_succeed) for role in self.roles or ()] or [(ROLE, self, True)]
-        for name, role, must_succeed in needed:
+        roles: list[tuple[str, Asks, bool]] = [(role.name, role, role.must_succeed) for role in self.roles or ()]
+        for name, role, must_succeed in roles or [(ROLE, self, True)]:
             for index, seconds in enumerate(role.run_times(self.run if must_succeed else None)):
                 if seconds is not None:
                     ends.setdefault(seconds, set()).add((name, index))
