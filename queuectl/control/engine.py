@@ -138,6 +138,7 @@ class Engine:
         log.info(
             "attempt moved", job=workload.name, namespace=workload.namespace, uid=move.uid, attempt=move.attempt,
             to=move.to.value, why=str(move.end.why) if move.end else None,
+            done=len(move.done.pods) if move.done else None,
         )  # fmt: skip
         self._world.moved(move, now)
         self._reporter.moved(move)

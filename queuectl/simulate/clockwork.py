@@ -22,7 +22,8 @@ from queuectl.model.lifecycle import (
     Workload,
     WorkloadState,
 )
-from queuectl.model.plan import Admission
+from queuectl.model.plan import Admission, Portion
+from queuectl.model.policy import Amounts
 from queuectl.model.reasons import Why
 from queuectl.simulate.accounts import Accounts, OverbookedError
 from queuectl.simulate.cluster import Cluster
@@ -35,6 +36,7 @@ OVERTAKEN = "Overtaken"  # it had not started yet, so nobody is evicted
 PREEMPTED = "Preempted"  # somebody takes its room
 EVICTED = "Evicted"  # nobody does
 SHRUNK = "Shrunk"  # somebody takes a part of its room
+DONE = "Done"  # some of its pods
 REQUEUED = "Requeued"
 RUNNING = "Running"
 
@@ -101,7 +103,9 @@ class Clockwork:
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
         self._finished: dict[str, Workload] = {}  # those that the world has forgotten
-        self._held: list[tuple[str, Attempt, float]] = []  # queue, attempt that has held room, its end
+        self._held: list[
+            tuple[str, Amounts, float, float]
+        ] = []  # queue, what was held of its quota, since and until when
         self._reported: dict[str, Move] = {}
         self._steps: dict[str, None] = {}
         self._ancestors: Mapping[str, Sequence[str]] = {}  # of the queues to which the last cycle admits
@@ -177,9 +181,9 @@ class Clockwork:
         self._keep_finished()
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
-        for queue, attempt, ended_at in self._held:
-            self.world.history.begin(queue, attempt.quota, attempt.admitted_at)
-            self.world.history.end(queue, attempt.quota, ended_at)
+        for queue, amounts, since, until in self._held:
+            self.world.history.begin(queue, amounts, since)
+            self.world.history.end(queue, amounts, until)
         self.world.load(workloads, attempts, max((w.seq for w in workloads), default=0))
         self._reported = {}
         self._steps = dict.fromkeys(self.world.attempts)
@@ -214,11 +218,17 @@ class Clockwork:
             return
         self.world.moved(move, self.now)
         self._steps[move.uid] = None
+        if move.done is not None:
+            self.accounts.give_back(move.uid, move.done.part)
+            self._has_held(before, move.done.part)
+            self._log(move.uid, DONE, self.world.attempts[move.uid].progress)
+            return
         match move.to:
             case AttemptState.RESERVED:
                 self._log(move.uid, "Admitted", self._state(self.world.workloads[move.uid]).why, "Admitted")
             case AttemptState.RUNNING if before.leaving:
                 self.accounts.shrink(move.uid)
+                self._has_held(before, before.leaving)
             case AttemptState.RUNNING:
                 self._log(move.uid, RUNNING, self._state(self.world.workloads[move.uid]).why, "Running")
                 self.cluster.started(before)
@@ -226,9 +236,15 @@ class Clockwork:
                 self._log(move.uid, leaves, move.end.why)
             case AttemptState.ENDED:
                 self.accounts.end(before)
-                if before.holds and self._policy.usage_half_life:
-                    self._held.append((self.world.workloads[move.uid].queue, before, self.now))
+                for part in before.parts if before.holds else ():
+                    self._has_held(before, part)
                 self._log_end(move.uid, before.end)
+
+    def _has_held(self, attempt: Attempt, part: Portion) -> None:
+        """Keep on record what an attempt holds no more."""
+        if self._policy.usage_half_life:
+            queue = self.world.workloads[attempt.uid].queue
+            self._held.append((queue, part.quota, attempt.admitted_at, self.now))
 
     def _cycle(self) -> None:
         self._plan_again = False
