@@ -22,7 +22,8 @@ from queuectl.model.lifecycle import (
     Workload,
     WorkloadState,
 )
-from queuectl.model.plan import Admission
+from queuectl.model.plan import Admission, Portion
+from queuectl.model.policy import Amounts
 from queuectl.model.reasons import Why
 from queuectl.simulate.accounts import Accounts, OverbookedError
 from queuectl.simulate.cluster import Cluster
@@ -101,7 +102,7 @@ class Clockwork:
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
         self._finished: dict[str, Workload] = {}  # those that the world has forgotten
-        self._held: list[tuple[str, Attempt, float]] = []  # queue, attempt that has held room, its end
+        self._held: list[tuple[str, Amounts, float, float]] = []  # what queues have held, from when until when
         self._reported: dict[str, Move] = {}
         self._steps: dict[str, None] = {}
         self._ancestors: Mapping[str, Sequence[str]] = {}  # of the queues to which the last cycle admits
@@ -177,9 +178,9 @@ class Clockwork:
         self._keep_finished()
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
-        for queue, attempt, ended_at in self._held:
-            self.world.history.begin(queue, attempt.quota, attempt.admitted_at)
-            self.world.history.end(queue, attempt.quota, ended_at)
+        for queue, quota, begin, end in self._held:
+            self.world.history.begin(queue, quota, begin)
+            self.world.history.end(queue, quota, end)
         self.world.load(workloads, attempts, max((w.seq for w in workloads), default=0))
         self._reported = {}
         self._steps = dict.fromkeys(self.world.attempts)
@@ -219,6 +220,7 @@ class Clockwork:
                 self._log(move.uid, "Admitted", self._state(self.world.workloads[move.uid]).why, "Admitted")
             case AttemptState.RUNNING if before.leaving:
                 self.accounts.shrink(move.uid)
+                self._remember(before, before.leaving)
             case AttemptState.RUNNING:
                 self._log(move.uid, RUNNING, self._state(self.world.workloads[move.uid]).why, "Running")
                 self.cluster.started(before)
@@ -226,9 +228,14 @@ class Clockwork:
                 self._log(move.uid, leaves, move.end.why)
             case AttemptState.ENDED:
                 self.accounts.end(before)
-                if before.holds and self._policy.usage_half_life:
-                    self._held.append((self.world.workloads[move.uid].queue, before, self.now))
+                for part in before.parts:
+                    self._remember(before, part)
                 self._log_end(move.uid, before.end)
+
+    def _remember(self, attempt: Attempt, part: Portion) -> None:
+        """Write down, as the ledger does, what an attempt has held until now."""
+        if attempt.holds and self._policy.usage_half_life:
+            self._held.append((self.world.workloads[attempt.uid].queue, part.quota, attempt.admitted_at, self.now))
 
     def _cycle(self) -> None:
         self._plan_again = False

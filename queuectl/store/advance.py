@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, WorkloadState
 from queuectl.model.reasons import Reason, why
-from queuectl.store import attempts, tables
+from queuectl.store import attempts, tables, usage
 from queuectl.store.attempts import AttemptKey, Held, Stake
 from queuectl.store.events import Event, record, told
 from queuectl.store.leadership import fence
@@ -82,6 +82,8 @@ async def advance(
     if moved:
         ended = {key: attempt for key, attempt in moved.items() if attempt.state is AttemptState.ENDED}
         await attempts.shrunk(connection, shrunk, now=now)
+        left = {key: stake.attempt.leaving.quota for key, stake in shrunk.items() if stake.attempt.leaving}
+        await usage.give_back(connection, left, now=now)
         await attempts.write(connection, epoch, moved, now=now)
         await attempts.unclaim(connection, [key for key, attempt in ended.items() if not attempt.holds])
         await _free(connection, ended, now)

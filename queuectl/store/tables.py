@@ -205,6 +205,19 @@ reservation = Table(
     Index("ix_reservation_held", "workload_uid", "attempt", postgresql_where=text("freed_at IS NULL")),
 )
 
+# What attempts gave back of their quota before their end, so that what they had held until then is not forgotten.
+given_back = Table(
+    "given_back",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("workload_uid", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("at", UnixTime, nullable=False),
+    Column("quota", JSONB, nullable=False),  # [[flavor, resource, amount], ...]
+    ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
+    Index("ix_given_back_at", "at"),
+)
+
 # The outbox: what is still to be carried out on the API server, a row for each step of a gang. What is done is dropped
 # after a day; what happened stays in the events.
 step = Table(

@@ -19,7 +19,7 @@ from queuectl.model.objects import QueueOrder
 from queuectl.model.plan import Portion
 from queuectl.model.policy import OverQuota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason
-from queuectl.simulate.clockwork import EVICTED, SHRUNK, Clockwork
+from queuectl.simulate.clockwork import EVICTED, Clockwork
 from queuectl.simulate.form import GPU, EventForm, JobForm, QuotaEdit, read
 from tests.support.virtual import FLAVORS, QUEUES, clusters, jobs
 
@@ -312,8 +312,6 @@ class ClusterMachine(RuleBasedStateMachine):
         before = self.clock.world.history.past(self.clock.now)
         self.happens("controllerRestart", True)  # noqa: FBT003 - a field's value
         after = self.clock.world.history.past(self.clock.now)
-        if self.clock.result.of(SHRUNK):
-            return  # what a gang held before it shrank is not on record
         for queue in before.keys() | after.keys():
             was, now = Counter(before.get(queue, {})), Counter(after.get(queue, {}))
             assert all(abs(was[cell] - now[cell]) <= Fraction(1, STEPS) for cell in was | now), "used before"
