@@ -211,15 +211,11 @@ class Engine:
 
     def _update_gauges(self) -> None:
         world = self._world
-        waiting = Counter(dict.fromkeys(world.queues, 0))
-        active = Counter(dict.fromkeys(world.queues, 0))
-        for workload in world.workloads.values():
-            if workload.state is not WorkloadState.FINISHED:
-                (waiting if workload.state is WorkloadState.QUEUED else active)[workload.queue] += 1
-        for gauge, counts in ((metrics.PENDING, waiting), (metrics.ACTIVE, active)):
+        for gauge, state in ((metrics.PENDING, WorkloadState.QUEUED), (metrics.ACTIVE, WorkloadState.ACTIVE)):
             gauge.clear()
-            for name, count in counts.items():
-                gauge.labels(name).set(count)
+            counts = +world.standing[state]
+            for name in world.queues.keys() | counts.keys():
+                gauge.labels(name).set(counts[name])
         waits = world.plan.waits
         reasons = waits.codes() if isinstance(waits, Waits) else Counter[str]()  # no plan has been made yet
         metrics.WAIT_REASONS.clear()

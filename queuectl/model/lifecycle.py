@@ -78,6 +78,7 @@ class End:
     charged: bool = False  # counts against backoffLimit
     late: bool = False  # counts for the start back-off
     exit_code: int | None = None  # of the pod that decided it
+    barred: int | None = None  # the job's generation with which it is not tried again
 
 
 @dataclass(frozen=True, slots=True)
