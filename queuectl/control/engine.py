@@ -135,9 +135,10 @@ class Engine:
             metrics.READY_WAIT.labels(workload.queue).observe(max(0.0, now - attempt.admitted_at))
         if move.end is not None:
             metrics.ENDED.labels(move.end.why.code).inc()
+        cause = move.end or move.shrink
         log.info(
             "attempt moved", job=workload.name, namespace=workload.namespace, uid=move.uid, attempt=move.attempt,
-            to=move.to.value, why=str(move.end.why) if move.end else None,
+            to=move.to.value, why=str(cause.why) if cause else None,
         )  # fmt: skip
         self._world.moved(move, now)
         self._reporter.moved(move)

@@ -109,7 +109,9 @@ class Reporter:
         """Record the event of a move that people care about."""
         attempt = self._world.attempts.get(move.uid)
         workload = self._world.workloads.get(move.uid)
-        if move.end is not None:
+        if move.shrink is not None:
+            self.event(move.uid, move.shrink.why, warning=True)
+        elif move.end is not None:
             self.event(move.uid, move.end.why, warning=move.end.exit_code != 0)
         elif workload is not None and move.to in {AttemptState.RESERVED, AttemptState.RUNNING}:
             self.event(move.uid, status.reason(workload, attempt, None, ()))

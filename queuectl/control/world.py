@@ -236,6 +236,9 @@ class World:
 
     def moved(self, move: Move, now: float) -> None:
         """Take in a move that the ledger has committed."""
+        if move.shrink is not None:
+            self.shrinks(move.uid, move.shrink)
+            return
         attempt, workload = self.attempts[move.uid], self.workloads[move.uid]
         if move.to is AttemptState.RESERVED:
             self.history.begin(workload.queue, attempt.quota, now)
@@ -275,7 +278,7 @@ class World:
         self.restated.add(uid)
 
     def shrinks(self, uid: str, shrink: Shrink) -> None:
-        """Take in that the ledger has promised a part of a workload's room to somebody; the rest runs on."""
+        """Take in that a workload gives up a part of its room; the rest runs on."""
         self.attempts[uid] = self.attempts[uid].shrinking(shrink)
         self.holdings.update(self.attempts[uid])
         self.touched.add(uid)

@@ -1,6 +1,7 @@
 """The elastic part of a gang: the pods above the fewest of each role, without which it runs on."""
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 
 from queuectl.model.objects import Role
 from queuectl.model.plan import Placement, Portion, by_index
@@ -39,6 +40,16 @@ def last(part: Portion, pods: Mapping[str, int]) -> Portion:
             left[p.role] -= count
             placements.append(Placement(p.role, p.flavor, p.node, count, p.requests))
     return Portion(tuple(reversed(placements)), _charged(placements, part.quota))
+
+
+def fewest(part: Portion, are_enough: Callable[[Portion], bool]) -> Portion:
+    """Return the fewest pods of a part that are enough, of each role as it can spare them; all when no fewer are."""
+    most = pods_of(part.placements)
+
+    def some(count: int) -> Portion:
+        return last(part, alike(most, count))
+
+    return some(bisect_left(range(part.pods), True, key=lambda count: are_enough(some(count))))  # noqa: FBT003
 
 
 def _charged(placements: Iterable[Placement], quota: Mapping[Cell, int]) -> dict[Cell, int]:

@@ -7,7 +7,7 @@
                   └──────────┴──────────┴──────────┴────────────┴─────────┘
 
 An attempt that preempts others begins Claimed and becomes Reserved when all of them are gone from its room; any other
-begins Reserved. A Running one is Shrinking while it gives up its elastic part to another. Each arrow is one Move, written
+begins Reserved. A Running one is Shrinking while it gives up its elastic part. Each arrow is one Move, written
 by the ledger in one transaction together with the step that carries it out.
 """
 
@@ -94,12 +94,13 @@ Leave = End | Shrink  # what becomes of a victim
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One arrow of an attempt's life. ``end`` is given exactly with a move to ENDING."""
+    """One arrow of an attempt's life. ``end`` is given exactly with a move to ENDING, ``shrink`` with one to SHRINKING."""
 
     uid: str
     attempt: int
     to: AttemptState
     end: End | None = None
+    shrink: Shrink | None = None
 
 
 @dataclass(frozen=True, slots=True)

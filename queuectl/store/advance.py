@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, WorkloadState
 from queuectl.model.reasons import Reason, why
-from queuectl.store import attempts, tables, usage
+from queuectl.store import attempts, tables
 from queuectl.store.attempts import AttemptKey, Held, Stake
 from queuectl.store.events import Event, record, told
 from queuectl.store.leadership import fence
@@ -20,12 +20,12 @@ _NEXT = {
     AttemptState.RESERVED: {AttemptState.CREATED, AttemptState.ENDING},
     AttemptState.CREATED: {AttemptState.UNGATED, AttemptState.ENDING},
     AttemptState.UNGATED: {AttemptState.RUNNING, AttemptState.ENDING},
-    AttemptState.RUNNING: {AttemptState.ENDING},  # a preemptor has it shrink
+    AttemptState.RUNNING: {AttemptState.SHRINKING, AttemptState.ENDING},
     AttemptState.SHRINKING: {AttemptState.RUNNING, AttemptState.ENDING},
     AttemptState.ENDING: {AttemptState.ENDED},
     AttemptState.ENDED: set[AttemptState](),
 }
-_TOUCH_ROOM = {AttemptState.RESERVED, AttemptState.ENDED}  # and RUNNING, after SHRINKING
+_TOUCH_ROOM = {AttemptState.RESERVED, AttemptState.SHRINKING, AttemptState.ENDED}  # and RUNNING, after SHRINKING
 _SENTENCES = {
     AttemptState.CREATED: "All pods exist, gated.",
     AttemptState.UNGATED: "Every gate is gone.",
@@ -60,7 +60,8 @@ async def advance(
     for move in moves:
         key = (move.uid, move.attempt)
         attempt, stake = held.get(key), stakes.get(key)
-        if attempt is None or (move.to is AttemptState.ENDING) != (move.end is not None):
+        given = (move.to is AttemptState.ENDING, move.to is AttemptState.SHRINKING)
+        if attempt is None or given != (move.end is not None, move.shrink is not None):
             continue
         if move.to not in _NEXT[attempt.state]:
             if again and move.to is attempt.state and not attempt.passed:
@@ -82,9 +83,9 @@ async def advance(
     if moved:
         ended = {key: attempt for key, attempt in moved.items() if attempt.state is AttemptState.ENDED}
         await attempts.shrunk(connection, shrunk, now=now)
-        left = {key: stake.attempt.leaving.quota for key, stake in shrunk.items() if stake.attempt.leaving}
-        await usage.give_back(connection, left, now=now)
         await attempts.write(connection, epoch, moved, now=now)
+        shrinks = {(move.uid, move.attempt): move.shrink for move in done if move.shrink}
+        await attempts.give_up(connection, {key: shrink for key, shrink in shrinks.items() if key in moved})
         await attempts.unclaim(connection, [key for key, attempt in ended.items() if not attempt.holds])
         await _free(connection, ended, now)
         await rooms.write(connection)
@@ -120,7 +121,16 @@ async def retire(connection: AsyncConnection, epoch: int, ends: Mapping[str, End
 
 
 def _account(move: Move, attempt: Held, stake: Stake, rooms: Rooms, *, waits: bool) -> bool:
-    """Turn a claim into a reservation, or give back what is gone of an attempt; False when there is no room yet."""
+    """Turn a claim into a reservation, or give back what is gone of an attempt, or will be of what is promised.
+
+    False when there is no room yet, or not what is to be given up.
+    """
+    if move.shrink is not None:
+        if not stake.attempt.whole.has(move.shrink.part):
+            return False
+        rooms.free(stake.of(move.shrink.part), promised=True)
+        attempt.leaving = True
+        return True
     if move.to is AttemptState.RESERVED:
         if waits or not rooms.fits_now(stake.amounts):
             return False
@@ -138,6 +148,8 @@ def _account(move: Move, attempt: Held, stake: Stake, rooms: Rooms, *, waits: bo
 def _event(move: Move, attempt: Held, stake: Stake | None) -> Event:
     if move.to is AttemptState.ENDING and move.end is not None:
         return told(move.end.why, move.uid, move.attempt)
+    if move.shrink is not None:
+        return told(move.shrink.why, move.uid, move.attempt)
     if move.to is AttemptState.ENDED and attempt.end is not None:
         end = attempt.end
         facts = {"outcome": end.outcome.value, "reason": end.why.code, "exit_code": end.exit_code}
