@@ -30,7 +30,7 @@ from queuectl.kube.names import API, ATTEMPT_LABEL, JOB_LABEL, ROLE_LABEL, jobs_
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes
 from queuectl.model.reasons import Reason
-from queuectl.simulate.clockwork import EVICTED, OVERTAKEN, PREEMPTED, REQUEUED, Entry, Run, State
+from queuectl.simulate.clockwork import EVICTED, OVERTAKEN, PREEMPTED, REQUEUED, SHRUNK, Entry, Run, State
 from queuectl.simulate.form import EventForm, JobForm, NodeForm, Scenario, WantForm, edited
 from queuectl.simulate.verdict import differences
 from tests.support import ledger, manifests
@@ -48,7 +48,11 @@ LOOK_SECONDS = 0.2
 QUIET_CYCLES = 5  # at the end, of those in which nobody may be evicted
 MARKER = "marker"  # a held job: that its change is answered shows that the controller has heard of all before it
 _numbers = itertools.count(1)
-_FOR_NOBODY = {Reason.QUOTA_TAKEN_BACK.code, Reason.QUEUE_DRAINED.code}
+_FOR_NOBODY = {
+    Reason.QUOTA_TAKEN_BACK.code: EVICTED,
+    Reason.QUEUE_DRAINED.code: EVICTED,
+    Reason.SHRUNK_FOR_QUOTA.code: SHRUNK,
+}
 _SIMULATED = "local.queuectl.dev"
 _HISTORY = "SELECT id, workload_uid, attempt, kind, message FROM event WHERE workload_uid = ANY(:uids) AND id > :last ORDER BY id"
 
@@ -484,7 +488,7 @@ class Play:
             if kind == Reason.ADMITTED.code:
                 self._held.add(attempt)
             elif kind in _FOR_NOBODY:
-                kind = EVICTED
+                kind = _FOR_NOBODY[kind]
             elif kind == PREEMPTED and attempt not in self._held:
                 kind = OVERTAKEN
             self._log(names[row["workload_uid"]], kind, row["message"])
