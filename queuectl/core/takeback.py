@@ -172,7 +172,7 @@ class _Search:
         return self.lines[name, cell]
 
     def _order(self, gang: Running, useful: int) -> tuple[object, ...]:
-        """Order of going: 1. who only gives up a piece 2. lower priority 3. newer, where older could take it back at once.
+        """Order of going: 1. who only gives up a piece 2. lower priority 3. newer, where the older could take it back.
 
         4. Unless the queue has it otherwise: less work lost for each unit of what is needed (the greedy weighted
         set cover of Chvatal 1979), then the order of taking.
@@ -189,7 +189,7 @@ class _Search:
         )
 
     def _give_back(self) -> None:
-        """Give back, the last taken first, whoever makes nothing exceed its bound by more, and what pieces have too much."""
+        """Give back, the last taken first, whoever makes nothing exceed its bound by more; and so with pods of pieces."""
         for uid in reversed(list(self.taken)):
             gang, cause = self.taken[uid]
             left = self._excess(gang)

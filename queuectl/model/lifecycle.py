@@ -94,7 +94,7 @@ Leave = End | Shrink  # what becomes of a victim
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One arrow of an attempt's life. ``end`` is given exactly with a move to ENDING, ``shrink`` with one to SHRINKING."""
+    """One arrow of an attempt's life. ``end`` is given with all moves to ENDING, ``shrink`` with all to SHRINKING."""
 
     uid: str
     attempt: int

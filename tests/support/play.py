@@ -139,7 +139,7 @@ class Seen:
 class Play:
     """One scenario on its way.
 
-    Its namespace `default` is the stage's own; other names, but those of jobs and users, are the stage's, a dash, theirs.
+    Its namespace `default` is the stage's own. Other names are the stage's, a dash, theirs; jobs and users keep theirs.
     """
 
     def __init__(self, scenario: Scenario, stage: Stage, restart: Action, jobs: Seen, pods: Seen) -> None:
