@@ -138,7 +138,7 @@ class Engine:
         cause = move.end or move.shrink
         log.info(
             "attempt moved", job=workload.name, namespace=workload.namespace, uid=move.uid, attempt=move.attempt,
-            to=move.to.value, why=str(cause.why) if cause else None,
+            to=move.to.value, why=str(cause.why) if cause else None, done=len(move.done.pods) if move.done else None,
         )  # fmt: skip
         self._world.moved(move, now)
         self._reporter.moved(move)

@@ -56,7 +56,8 @@ class Holdings:
     def update(self, attempt: Attempt) -> None:
         """Count an attempt as it is now.
 
-        A claim has become a reservation or waits for fewer; somebody has claimed its room or a part, or that is gone.
+        A claim has become a reservation or waits for fewer; somebody has claimed its room or a part, or that is gone;
+        some of its pods are done.
         """
         queue, before = self._held[attempt.uid]
         self._held[attempt.uid] = (queue, attempt)
@@ -75,6 +76,9 @@ class Holdings:
             self._sizes[attempt.uid] = _size(attempt)
         if before.leaving and not attempt.leaving:
             self._change(queue, before.leaving, -1, now=True, later=False)
+        if attempt.done != before.done:
+            self._change(queue, before.whole.without(attempt.whole), -1, now=True, later=True)
+            self._sizes[attempt.uid] = _size(attempt)
 
     def remove(self, uid: str) -> None:
         """Stop counting an attempt that has ended."""

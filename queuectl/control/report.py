@@ -109,6 +109,8 @@ class Reporter:
         """Record the event of a move that people care about."""
         attempt = self._world.attempts.get(move.uid)
         workload = self._world.workloads.get(move.uid)
+        if move.done is not None:
+            return  # the status says it; a gang may have thousands of pods that end one by one
         if move.shrink is not None:
             self.event(move.uid, move.shrink.why, warning=True)
         elif move.end is not None:

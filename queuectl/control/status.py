@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from queuectl.core.lifecycle import PodKey, members, ready
+from queuectl.core.lifecycle import members, ready
 from queuectl.model.lifecycle import UP, Attempt, AttemptState, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Job, Pod, Queue
-from queuectl.model.plan import Eviction, waiting_for
+from queuectl.model.plan import Eviction, PodKey, waiting_for
 from queuectl.model.policy import Cell
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity
@@ -35,12 +35,12 @@ def reason(workload: Workload, attempt: Attempt | None, wait: Why | None, leavin
     leaves = attempt.end.why if attempt.end else attempt.shrunk if attempt.leaving else None
     if leaves is not None:
         return leaves
-    pods = sum(placement.pods for placement in attempt.placements)
+    pods = attempt.whole.pods + len(attempt.done)
     match attempt.state:
         case AttemptState.CLAIMED:
             return waiting_for(leaving)
         case AttemptState.RUNNING:
-            return why(Reason.RUNNING, pods=pods)
+            return attempt.progress
         case AttemptState.UNGATED:
             return why(Reason.STARTING, pods=pods)
         case _:
@@ -95,11 +95,13 @@ def says(written: Mapping[str, Any], wanted: Status) -> bool:
 
 
 def _pods(job: Job, workload: Workload, attempt: Attempt | None, pods: Mapping[PodKey, Pod]) -> str:
-    """Return pods ready of pods wanted; of a finished job as they were at its end, whoever cleans up later."""
+    """Return pods ready or done of pods wanted; of a finished job as they were at its end, whoever cleans up later."""
     finished = workload.state is WorkloadState.FINISHED
     if finished and job.status.get("phase") in {"Succeeded", "Failed"} and "pods" in job.status:
         return str(job.status["pods"])
-    count = ready(members(attempt, pods) if attempt else pods.values()) if attempt or finished else 0
+    count = ready(pods.values()) if finished else 0
+    if attempt is not None:
+        count = ready(members(attempt, pods)) + len(attempt.done)
     return f"{count}/{sum(role.pods for role in job.gang.roles)}"
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from queuectl.control.budgets import Budgets
 from queuectl.control.holdings import Holdings
 from queuectl.core.backlog import Backlog
-from queuectl.core.elastic import last, pods_of, spare
+from queuectl.core.elastic import last, spare
 from queuectl.core.fleet import Fleet
-from queuectl.core.lifecycle import BackOff, PodKey, View, all_ready, deadline
+from queuectl.core.lifecycle import BackOff, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Shrink, Workload, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, Done, End, Move, Outcome, Shrink, Workload, WorkloadState
 from queuectl.model.objects import (
     Budget,
     Constraints,
@@ -32,7 +32,7 @@ from queuectl.model.objects import (
     PriorityClass,
     Queue,
 )
-from queuectl.model.plan import Eviction, Placement, Plan, Portion
+from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import Resources, times, total
@@ -75,6 +75,9 @@ class World:
         self.standing = {state: Counter[str]() for state in WorkloadState}  # how many workloads of each queue
         self.attempts: dict[str, Attempt] = {}  # active ones, by workload uid
         self.pods: dict[AttemptKey, dict[PodKey, Pod]] = {}
+        self._cleared: dict[
+            AttemptKey, dict[PodKey, Pod]
+        ] = {}  # removed after they had succeeded, the ledger not told yet
         self.plan = Plan()  # the latest, for waits and positions
         self.changes = Changes()
         self.touched: set[str] = set()  # workloads whose next move must be looked at
@@ -116,10 +119,13 @@ class World:
         if new is not None and new.workload:
             self.pods.setdefault((new.workload, new.attempt), {})[new.role, new.index] = new
         if old is not None and old.workload and (new is None or _identity(new) != _identity(old)):
-            peers = self.pods.get((old.workload, old.attempt), {})
+            key = (old.workload, old.attempt)
+            peers = self.pods.get(key, {})
             peers.pop((old.role, old.index), None)
             if not peers:
-                self.pods.pop((old.workload, old.attempt), None)
+                self.pods.pop(key, None)
+            if old.phase == "Succeeded" and self._active(key):
+                self._cleared.setdefault(key, {})[old.role, old.index] = old
         for pod in (old, new):
             if pod is not None and pod.workload:
                 self.touched.add(pod.workload)
@@ -240,6 +246,9 @@ class World:
             self.shrinks(move.uid, move.shrink)
             return
         attempt, workload = self.attempts[move.uid], self.workloads[move.uid]
+        if move.done is not None:
+            self._done(attempt, move.done, now)
+            return
         if move.to is AttemptState.RESERVED:
             self.history.begin(workload.queue, attempt.quota, now)
         attempt = replace(
@@ -254,7 +263,9 @@ class World:
         before, self.attempts[move.uid] = self.attempts[move.uid], attempt
         self.holdings.update(attempt)
         if before.leaving and not attempt.leaving:
-            self._left(before, before.leaving, now)
+            self._gave_back(before, before.leaving, now)
+            self._leave_claims((attempt.uid, attempt.number))
+            self.touched |= self.holdings.claims
         if move.to is AttemptState.RUNNING:
             self._keep(replace(workload, late_starts=0))
             self.changes.candidates = self.changes.candidates or before.leaving is not None
@@ -389,7 +400,7 @@ class World:
             workload=self.workloads[uid],
             attempt=attempt,
             job=self.jobs.get(uid),
-            pods=self.pods.get((uid, attempt.number), {}),
+            pods=self._pods_of(attempt),
             places=self._places(attempt),
             victims=[victim for victim, _ in attempt.victims],
             kept=attempt.holds or self._replant or self.holdings.keeps(uid),
@@ -448,16 +459,32 @@ class World:
         job = self.jobs.get(uid)
         return (job.gang.submitted_at, int(job.resource_version)) if job else (0.0, 0)
 
-    def _left(self, attempt: Attempt, leaving: Portion, now: float) -> None:
-        """Take in that what the attempt gave up is gone: nobody waits for it any longer."""
-        self.history.end(self.workloads[attempt.uid].queue, leaving.quota, now)
-        for placement in attempt.held:
-            self._on_node[placement.node].discard(attempt.uid)
-        for placement in attempt.placements:
-            self._on_node[placement.node].add(attempt.uid)
-        self._count_held(attempt.uid)
-        self._leave_claims((attempt.uid, attempt.number))
-        self.touched |= self.holdings.claims
+    def _done(self, attempt: Attempt, done: Done, now: float) -> None:
+        """Take in that pods of an attempt are done and hold nothing any more."""
+        self.attempts[attempt.uid] = attempt.without(done)
+        self.holdings.update(self.attempts[attempt.uid])
+        self._gave_back(attempt, done.part, now)
+        for key in done.pods:
+            self._cleared.get((attempt.uid, attempt.number), {}).pop(key, None)
+        self._ready_or_not(attempt.uid)
+        self.changes.candidates = True  # of what is held, less is
+        self.touched.add(attempt.uid)
+        self.restated.add(attempt.uid)
+
+    def _gave_back(self, before: Attempt, part: Portion, now: float) -> None:
+        """Take in that an attempt holds a part no longer."""
+        self.history.end(self.workloads[before.uid].queue, part.quota, now)
+        for placement in before.held:
+            self._on_node[placement.node].discard(before.uid)
+        for placement in self.attempts[before.uid].held:
+            self._on_node[placement.node].add(before.uid)
+        self._count_held(before.uid)
+
+    def _pods_of(self, attempt: Attempt) -> Mapping[PodKey, Pod]:
+        """Return an attempt's pods. One that was removed after it had succeeded is still done, not lost."""
+        key = (attempt.uid, attempt.number)
+        pods, cleared = self.pods.get(key, {}), self._cleared.get(key)
+        return {**cleared, **pods} if cleared and attempt.state is not AttemptState.ENDING else pods
 
     def _ended(self, workload: Workload, attempt: Attempt, now: float) -> None:
         end = attempt.end
@@ -479,6 +506,7 @@ class World:
         )
         del self.attempts[workload.uid]
         self._count_held(workload.uid)
+        self._cleared.pop((workload.uid, attempt.number), None)
         self._stale.add(workload.uid)
         if attempt.holds:
             for part in attempt.parts:
@@ -593,9 +621,9 @@ class World:
         job = self.jobs.get(attempt.uid) if attempt.state is AttemptState.RUNNING else None
         if job is None or all(role.least is None for role in job.gang.roles):
             return None
-        if not all_ready(attempt, self.pods.get((attempt.uid, attempt.number), {})):
+        if not all_ready(attempt, self._pods_of(attempt)):
             return None
-        part = last(attempt.whole, spare(job.gang.roles, pods_of(attempt.placements)))
+        part = last(attempt.whole, spare(job.gang.roles, attempt))
         return part if part.placements else None
 
     def _covered(self, attempt: Attempt, placements: Iterable[Placement]) -> tuple[tuple[str, int], ...]:

@@ -1,17 +1,25 @@
-"""The elastic part of a gang: the pods above the fewest of each role, without which it runs on."""
+"""Parts of a gang, without which it runs on: its elastic part, the pods above the fewest of each role; pods that are done."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from itertools import count, islice
 
+from queuectl.model.lifecycle import Attempt, Done
 from queuectl.model.objects import Role
-from queuectl.model.plan import Placement, Portion, by_index
+from queuectl.model.plan import Placement, PodKey, Portion, by_index, place
 from queuectl.model.policy import Cell
 from queuectl.model.resources import total
 
 
-def spare(roles: Iterable[Role], pods: Mapping[str, int]) -> dict[str, int]:
-    """Return how many pods of each role are more than it needs, ``pods`` being those that it has."""
-    return {role.name: max(0, pods.get(role.name, 0) - least(role)) for role in roles}
+def spare(roles: Iterable[Role], attempt: Attempt) -> dict[str, int]:
+    """Return how many pods of each role are more than it needs.
+
+    Pods that are done are some of those that it needs; but one that runs stays, for its end is the gang's.
+    """
+    pods, done = pods_of(attempt.placements), Counter(role for role, _ in attempt.done)
+    return {role.name: max(0, pods.get(role.name, 0) - max(1, least(role) - done[role.name])) for role in roles}
 
 
 def least(role: Role) -> int:
@@ -19,10 +27,10 @@ def least(role: Role) -> int:
     return role.pods if role.least is None else role.least
 
 
-def alike(spare: Mapping[str, int], count: int) -> dict[str, int]:
-    """Share ``count`` pods to go among the roles by what each can spare, at most ``count`` in all."""
+def alike(spare: Mapping[str, int], number: int) -> dict[str, int]:
+    """Share a number of pods to go among the roles by what each can spare, at most that many in all."""
     everything = sum(spare.values())
-    return {role: pods * count // everything if everything else 0 for role, pods in spare.items()}
+    return {role: pods * number // everything if everything else 0 for role, pods in spare.items()}
 
 
 def pods_of(placements: Iterable[Placement]) -> dict[str, int]:
@@ -30,15 +38,42 @@ def pods_of(placements: Iterable[Placement]) -> dict[str, int]:
     return total({placement.role: placement.pods} for placement in placements)
 
 
+def keys(placements: Iterable[Placement], done: Collection[PodKey] = ()) -> list[PodKey]:
+    """Return the roles and indexes of these pods, in order: of each role the first that are not done.
+
+    That is so however pods come to be done, or are given up, which are always the last of their role.
+    """
+    roles = pods_of(placements)
+    return [
+        key
+        for role in sorted(roles)
+        for key in islice(((role, index) for index in count() if (role, index) not in done), roles[role])
+    ]
+
+
+def numbered(placements: Collection[Placement], done: Collection[PodKey] = ()) -> dict[PodKey, Placement]:
+    """Return where each of these pods is, by role and index, in order."""
+    places = (p for p in by_index(placements) for _ in range(p.pods))
+    return dict(zip(keys(placements, done), places, strict=True))
+
+
+def finished(attempt: Attempt, pods: Collection[PodKey]) -> Done:
+    """Return what these of its pods held, which are done."""
+    at = numbered(attempt.placements, attempt.done)
+    counts = Counter(place(at[key]) for key in pods)
+    placements = tuple(replace(p, pods=counts[place(p)]) for p in attempt.placements if counts[place(p)])
+    return Done(frozenset(pods), Portion(placements, _charged(placements, attempt.quota)))
+
+
 def last(part: Portion, pods: Mapping[str, int]) -> Portion:
     """Return so many pods of each role, those with the highest indexes, so that those that stay count from 0 on."""
     left = dict(pods)
     placements = []
     for p in reversed(by_index(part.placements)):
-        count = min(p.pods, left.get(p.role, 0))
-        if count:
-            left[p.role] -= count
-            placements.append(Placement(p.role, p.flavor, p.node, count, p.requests))
+        number = min(p.pods, left.get(p.role, 0))
+        if number:
+            left[p.role] -= number
+            placements.append(replace(p, pods=number))
     return Portion(tuple(reversed(placements)), _charged(placements, part.quota))
 
 
@@ -46,10 +81,10 @@ def fewest(part: Portion, are_enough: Callable[[Portion], bool]) -> Portion:
     """Return the fewest pods of a part that are enough, of each role as it can spare them; all when no fewer are."""
     most = pods_of(part.placements)
 
-    def some(count: int) -> Portion:
-        return last(part, alike(most, count))
+    def some(number: int) -> Portion:
+        return last(part, alike(most, number))
 
-    return some(bisect_left(range(part.pods), True, key=lambda count: are_enough(some(count))))  # noqa: FBT003
+    return some(bisect_left(range(part.pods), True, key=lambda number: are_enough(some(number))))  # noqa: FBT003
 
 
 def _charged(placements: Iterable[Placement], quota: Mapping[Cell, int]) -> dict[Cell, int]:

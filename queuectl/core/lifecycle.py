@@ -4,13 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from queuectl.core.elastic import pods_of
-from queuectl.model.lifecycle import UP, Attempt, AttemptState, End, Move, Outcome, Workload
+from queuectl.core.elastic import finished, keys
+from queuectl.model.lifecycle import UNDER_WAY, UP, Attempt, AttemptState, End, Move, Outcome, Workload
 from queuectl.model.objects import Job, Place, Pod
-from queuectl.model.plan import Placement
+from queuectl.model.plan import PodKey
 from queuectl.model.reasons import Reason, Why, why
-
-PodKey = tuple[str, int]  # role, index
 
 _LOST = {
     Place.CROWDED: "others' pods took its room",
@@ -56,7 +54,7 @@ def next_move(view: View) -> Move | None:
     attempt, job = view.attempt, view.job
     end = None if attempt.state in {AttemptState.ENDING, AttemptState.ENDED} else _end(view, job)
     to = _onwards(view) if end is None else AttemptState.ENDING
-    return None if to is None else Move(attempt.uid, attempt.number, to, end)
+    return _done(view) if to is None else Move(attempt.uid, attempt.number, to, end)
 
 
 def deadline(attempt: Attempt, job: Job) -> float | None:
@@ -76,14 +74,14 @@ def ready(pods: Iterable[Pod]) -> int:
 def members(attempt: Attempt, pods: Mapping[PodKey, Pod]) -> list[Pod]:
     """Return those of the pods that the gang must have and that exist, in order.
 
-    A pod that only bears its labels is none, nor is one that the gang gives up.
+    A pod that only bears its labels is none, nor is one that the gang gives up, or whose room it has given back.
     """
-    return [pods[key] for key in _keys(attempt.placements) if key in pods]
+    return [pods[key] for key in _keys(attempt) if key in pods]
 
 
 def all_ready(attempt: Attempt, pods: Mapping[PodKey, Pod]) -> bool:
     """Tell whether all pods that the gang must have are ready, or have already succeeded."""
-    return ready(members(attempt, pods)) == len(_keys(attempt.placements))
+    return ready(members(attempt, pods)) == attempt.whole.pods
 
 
 def holding(view: View) -> list[Pod]:
@@ -93,7 +91,7 @@ def holding(view: View) -> list[Pod]:
     """
     attempt, pods = view.attempt, view.pods
     if attempt.state is AttemptState.SHRINKING:
-        leaving = set(_keys(attempt.held)).difference(_keys(attempt.placements))
+        leaving = set(keys(attempt.held, attempt.done)).difference(_keys(attempt))
         pods = {key: pod for key, pod in pods.items() if key in leaving}
     everything = attempt.end is not None and attempt.end.outcome is Outcome.DELETED
     return [pod for pod in pods.values() if everything or not pod.ended]
@@ -138,6 +136,17 @@ def _onwards(view: View) -> AttemptState | None:
     return None
 
 
+def _done(view: View) -> Move | None:
+    """Give back what pods held that are done, all of them at once; with the last ones the attempt ends."""
+    attempt = view.attempt
+    if attempt.state not in UNDER_WAY:
+        return None
+    gone = [key for key in _keys(attempt) if key in view.pods and view.pods[key].phase == "Succeeded"]
+    if not gone or len(gone) == attempt.whole.pods:
+        return None
+    return Move(attempt.uid, attempt.number, attempt.state, done=finished(attempt, gone))
+
+
 def _changed(view: View, job: Job) -> End | None:
     gated = view.attempt.state in {AttemptState.CLAIMED, AttemptState.RESERVED, AttemptState.CREATED}
     if gated and job.generation != view.attempt.generation:
@@ -146,11 +155,12 @@ def _changed(view: View, job: Job) -> End | None:
 
 
 def _finished(view: View, job: Job) -> End | None:
-    if view.attempt.state not in UP | {AttemptState.UNGATED}:
+    if view.attempt.state not in UNDER_WAY:
         return None
     roles = {role.name for role in job.gang.roles if role.must_succeed}
-    needed = [view.pods.get(key) for key in _keys(view.attempt.placements) if key[0] in roles]
-    if needed and all(pod is not None and pod.phase == "Succeeded" for pod in needed):
+    needed = [view.pods.get(key) for key in _keys(view.attempt) if key[0] in roles]
+    done = any(role in roles for role, _ in view.attempt.done)
+    if (needed or done) and all(pod is not None and pod.phase == "Succeeded" for pod in needed):
         return End(why(Reason.SUCCEEDED), Outcome.SUCCEEDED, exit_code=0)
     limit, since = job.max_run_seconds, view.attempt.running_at
     if limit and since is not None and view.now >= since + limit:
@@ -162,15 +172,15 @@ def _pod_fault(view: View, job: Job) -> End | None:
     """Return the end that faulty pods cause. What was done to a pod goes before what it did: peers fail of it."""
     if view.attempt.state in {AttemptState.CLAIMED, AttemptState.RESERVED}:
         return None
-    pods, keys = members(view.attempt, view.pods), _keys(view.attempt.placements)
+    pods, wanted = members(view.attempt, view.pods), _keys(view.attempt)
     for pod in pods:
         if pod.disrupted and (pod.phase == "Failed" or pod.deleting):
             return _again_later(view, why(Reason.POD_DISRUPTED, pod=pod.name, problem=pod.disrupted))
-    missing = len(pods) < len(keys)
+    missing = len(pods) < len(wanted)
     for node in sorted({p.node for p in view.attempt.placements if view.places.get(p.node) is Place.GONE}):
         if missing or any(pod.node == node and not pod.ended for pod in pods):
             return End(why(Reason.NODE_LOST, node=node), Outcome.REQUEUE)
-    for role, index in keys:
+    for role, index in wanted:
         lost = view.pods.get((role, index))
         if lost is None or (lost.deleting and not lost.ended):
             return _again_later(view, why(Reason.POD_LOST, pod=lost.name if lost else f"{role}-{index}"))
@@ -208,8 +218,9 @@ def _late(view: View, job: Job) -> End | None:
     due = deadline(view.attempt, job)
     if view.attempt.state not in _STARTING or due is None or view.now < due:
         return None
+    done = len(view.attempt.done)
     facts = {
-        "ready": ready(members(view.attempt, view.pods)), "pods": len(_keys(view.attempt.placements)),
+        "ready": ready(members(view.attempt, view.pods)) + done, "pods": view.attempt.whole.pods + done,
         "seconds": job.start_deadline_seconds,
     }  # fmt: skip
     return _again_later(view, why(Reason.PODS_READY_TIMEOUT, **facts))
@@ -231,7 +242,6 @@ def _again_later(view: View, cause: Why) -> End:
     return End(cause, Outcome.REQUEUE, not_before, late=True)
 
 
-def _keys(placements: Iterable[Placement]) -> list[PodKey]:
-    """Return the keys of these pods, the first of each role, in order."""
-    roles = pods_of(placements)
-    return [(role, index) for role in sorted(roles) for index in range(roles[role])]
+def _keys(attempt: Attempt) -> list[PodKey]:
+    """Return the keys of the pods that the gang must have, in order."""
+    return keys(attempt.placements, attempt.done)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from queuectl.core.lifecycle import PodKey
+from queuectl.core.elastic import numbered
 from queuectl.kube.client import ApiError
 from queuectl.kube.names import (
     API_VERSION,
@@ -19,7 +19,7 @@ from queuectl.kube.names import (
 )
 from queuectl.model.lifecycle import Attempt
 from queuectl.model.objects import Flavor, Job, Toleration
-from queuectl.model.plan import by_index
+from queuectl.model.plan import PodKey
 
 Manifest = dict[str, Any]
 
@@ -48,14 +48,7 @@ def lacks_priority_class(error: ApiError) -> bool:
 
 def nodes_of(attempt: Attempt) -> dict[PodKey, tuple[str, str]]:
     """Return (role, index) → (node, flavor), the same however the placements are ordered."""
-    result: dict[PodKey, tuple[str, str]] = {}
-    counts: dict[str, int] = {}
-    for placement in by_index(attempt.placements):
-        for _ in range(placement.pods):
-            index = counts.get(placement.role, 0)
-            result[placement.role, index] = (placement.node, placement.flavor)
-            counts[placement.role] = index + 1
-    return result
+    return {key: (p.node, p.flavor) for key, p in numbered(attempt.placements, attempt.done).items()}
 
 
 def labels(job: Job, attempt: Attempt, role: str) -> dict[str, str]:

@@ -8,15 +8,16 @@
 
 An attempt that preempts others begins Claimed and becomes Reserved when all of them are gone from its room; any other
 begins Reserved. A Running one is Shrinking while it gives up its elastic part. Each arrow is one Move, written
-by the ledger in one transaction together with the step that carries it out.
+by the ledger in one transaction together with the step that carries it out. A Move to where an attempt is already says
+that some of its pods are done while the others run on.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from queuectl.model.plan import Placement, Portion
-from queuectl.model.reasons import Why
+from queuectl.model.plan import Placement, PodKey, Portion
+from queuectl.model.reasons import Reason, Why, why
 
 
 class WorkloadState(StrEnum):
@@ -57,6 +58,8 @@ STEP_OF = {
 }
 # All pods that the gang has now have been ready.
 UP = frozenset({AttemptState.RUNNING, AttemptState.SHRINKING})
+# Some of its pods may have succeeded, and no other pod stands in for them.
+UNDER_WAY = UP | {AttemptState.UNGATED}
 
 
 class Outcome(StrEnum):
@@ -93,14 +96,26 @@ Leave = End | Shrink  # what becomes of a victim
 
 
 @dataclass(frozen=True, slots=True)
+class Done:
+    """Pods that have succeeded while others run on, and what they held."""
+
+    pods: frozenset[PodKey]
+    part: Portion
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
-    """One arrow of an attempt's life. ``end`` is given with all moves to ENDING, ``shrink`` with all to SHRINKING."""
+    """One arrow of an attempt's life.
+
+    ``end`` is given with all moves to ENDING, ``shrink`` with all to SHRINKING, ``done`` with one to no other state.
+    """
 
     uid: str
     attempt: int
     to: AttemptState
     end: End | None = None
     shrink: Shrink | None = None
+    done: Done | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +137,7 @@ class Attempt:
     claimed: bool = False  # its own room was promised to another
     leaving: Portion | None = None  # held beside what it has, until these pods are gone: promised to another
     shrunk: Why | None = None  # why it has fewer pods than it started with
+    done: frozenset[PodKey] = frozenset()  # pods that have succeeded, and hold nothing any more
 
     @property
     def whole(self) -> Portion:
@@ -144,6 +160,19 @@ class Attempt:
         if self.state is AttemptState.ENDING:
             return self.held
         return self.leaving.placements if self.leaving else ()
+
+    @property
+    def progress(self) -> Why:
+        """How many of its pods run, and how many are done."""
+        left, done = self.whole.pods, len(self.done)
+        if not done:
+            return why(Reason.RUNNING, pods=left)
+        return why(Reason.PARTLY_DONE, done=done, pods=left + done, left=left)
+
+    def without(self, done: Done) -> "Attempt":
+        """Return the attempt when further pods of it are done."""
+        rest = self.whole.without(done.part)
+        return replace(self, placements=rest.placements, quota=rest.quota, done=self.done | done.pods)
 
     def shrinking(self, shrink: Shrink) -> "Attempt":
         """Return the attempt while it gives up a part."""

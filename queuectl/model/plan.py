@@ -9,6 +9,7 @@ from queuectl.model.resources import total
 from queuectl.model.work import NO_WORK, Work
 
 NAMED = 10  # victims that are named
+PodKey = tuple[str, int]  # role, index
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class Reason(Enum):
     ADMITTED = "Capacity for {pods} pods is reserved on {nodes} nodes; they are being created."
     STARTING = "All {pods} pods were ungated together and are being bound."
     RUNNING = "All {pods} pods are ready."
+    PARTLY_DONE = "{left} of {pods} pods run on; {done} are done, and what they held is given back."
     SHRUNK = (
         "Gave up {gone} of {before} pods for {job} of queue {queue}, priority {priority}: {cause}."
         " The other {after} run on."

@@ -83,6 +83,12 @@ class Accounts:
         self._parts[uid].subtract(leaving)
         self._reserved.subtract(leaving)
 
+    def give_back(self, uid: str, part: Portion) -> None:
+        """Take back what pods of an attempt held that are done."""
+        gone = self._sums(uid, part)
+        for sums in (self._parts[uid], self._reserved, self._promised):
+            sums.subtract(gone)
+
     def end(self, attempt: Attempt) -> None:
         """Take an attempt's room back."""
         if attempt.leaving:

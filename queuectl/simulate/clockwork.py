@@ -36,6 +36,7 @@ OVERTAKEN = "Overtaken"  # it had not started yet, so nobody is evicted
 PREEMPTED = "Preempted"  # somebody takes its room
 EVICTED = "Evicted"  # nobody does
 SHRUNK = "Shrunk"  # it gives up a part of its room
+DONE = "Done"  # some of its pods
 REQUEUED = "Requeued"
 RUNNING = "Running"
 
@@ -102,7 +103,9 @@ class Clockwork:
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
         self._finished: dict[str, Workload] = {}  # those that the world has forgotten
-        self._held: list[tuple[str, Amounts, float, float]] = []  # what queues have held, from when until when
+        self._held: list[
+            tuple[str, Amounts, float, float]
+        ] = []  # queue, what was held of its quota, since and until when
         self._reported: dict[str, Move] = {}
         self._steps: dict[str, None] = {}
         self._ancestors: Mapping[str, Sequence[str]] = {}  # of the queues to which the last cycle admits
@@ -178,9 +181,9 @@ class Clockwork:
         self._keep_finished()
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
-        for queue, quota, begin, end in self._held:
-            self.world.history.begin(queue, quota, begin)
-            self.world.history.end(queue, quota, end)
+        for queue, amounts, since, until in self._held:
+            self.world.history.begin(queue, amounts, since)
+            self.world.history.end(queue, amounts, until)
         self.world.load(workloads, attempts, max((w.seq for w in workloads), default=0))
         self._reported = {}
         self._steps = dict.fromkeys(self.world.attempts)
@@ -215,6 +218,11 @@ class Clockwork:
             return
         self.world.moved(move, self.now)
         self._steps[move.uid] = None
+        if move.done is not None:
+            self.accounts.give_back(move.uid, move.done.part)
+            self._has_held(before, move.done.part)
+            self._log(move.uid, DONE, self.world.attempts[move.uid].progress)
+            return
         match move.to:
             case AttemptState.RESERVED:
                 self._log(move.uid, "Admitted", self._state(self.world.workloads[move.uid]).why, "Admitted")
@@ -223,7 +231,7 @@ class Clockwork:
                 self._log(move.uid, SHRUNK, move.shrink.why)
             case AttemptState.RUNNING if before.leaving:
                 self.accounts.shrink(move.uid)
-                self._remember(before, before.leaving)
+                self._has_held(before, before.leaving)
             case AttemptState.RUNNING:
                 self._log(move.uid, RUNNING, self._state(self.world.workloads[move.uid]).why, "Running")
                 self.cluster.started(before)
@@ -231,14 +239,15 @@ class Clockwork:
                 self._log(move.uid, leaves, move.end.why)
             case AttemptState.ENDED:
                 self.accounts.end(before)
-                for part in before.parts:
-                    self._remember(before, part)
+                for part in before.parts if before.holds else ():
+                    self._has_held(before, part)
                 self._log_end(move.uid, before.end)
 
-    def _remember(self, attempt: Attempt, part: Portion) -> None:
-        """Write down, as the ledger does, what an attempt has held until now."""
-        if attempt.holds and self._policy.usage_half_life:
-            self._held.append((self.world.workloads[attempt.uid].queue, part.quota, attempt.admitted_at, self.now))
+    def _has_held(self, attempt: Attempt, part: Portion) -> None:
+        """Keep on record what an attempt holds no more."""
+        if self._policy.usage_half_life:
+            queue = self.world.workloads[attempt.uid].queue
+            self._held.append((queue, part.quota, attempt.admitted_at, self.now))
 
     def _cycle(self) -> None:
         self._plan_again = False

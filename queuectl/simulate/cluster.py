@@ -1,6 +1,6 @@
 """A cluster in virtual time: nodes that come and go, pods that are created, bound, run and stop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,8 +12,9 @@ from queuectl.core.lifecycle import View, holding
 from queuectl.kube import decode
 from queuectl.kube.names import pod_name
 from queuectl.kube.pods import nodes_of
-from queuectl.model.lifecycle import UP, Attempt, AttemptState, Move, Step
+from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Move, Step
 from queuectl.model.objects import Job, Namespace, Node, Place, Pod
+from queuectl.model.plan import PodKey
 from queuectl.model.resources import parse_quantity
 from queuectl.simulate.form import GPU, EventForm, JobForm, NodeForm, QueueForm, Scenario, edited
 
@@ -116,16 +117,21 @@ class Cluster:
         return None
 
     def started(self, attempt: Attempt) -> None:
-        """Have a job whose pods are all ready succeed when its time has come."""
-        run = self._forms[attempt.uid].run
+        """Have the pods of a job of which all are ready succeed when their time has come."""
 
-        def succeed() -> None:
+        def succeed(keys: Collection[PodKey]) -> None:
             current = self.world.attempts.get(attempt.uid)
-            if current is not None and current.number == attempt.number:
-                self._stop(attempt.uid, failed=False)
+            if current is not None and current.number == attempt.number and current.state in UNDER_WAY:
+                self.succeed(attempt.uid, keys)
 
-        if run is not None:
-            self._later(run, succeed)
+        for seconds, keys in self._forms[attempt.uid].pod_ends.items():
+            self._later(seconds, lambda keys=keys: succeed(keys))  # type: ignore[misc]
+
+    def succeed(self, name: str, keys: Collection[PodKey]) -> None:
+        """Have these pods of a job's attempt succeed, by role and index; those that are there and run."""
+        for pod in self._of(name, self.world.attempts[name].number):
+            if (pod.role, pod.index) in keys and not pod.ended:
+                self._set_pod(replace(pod, phase="Succeeded", ready=False, exit_code=0, requests=()))
 
     def checkpoints(self, uid: str) -> float | None:
         """Return how often a job saves its work."""
@@ -207,13 +213,14 @@ class Cluster:
     def _stop(self, name: str, *, failed: bool) -> bool:
         """End the pods that the job waits for, or one with a failure."""
         attempt, job = self.world.attempts.get(name), self.jobs.get(name)
-        if attempt is None or job is None or attempt.state not in UP | {AttemptState.UNGATED}:
+        if attempt is None or job is None or attempt.state not in UNDER_WAY:
             return False
         needed = {role.name for role in job.gang.roles if role.must_succeed}
         pods = [pod for pod in self._of(name, attempt.number) if pod.role in needed and not pod.ended]
-        for pod in pods[:1] if failed else pods:
-            phase = "Failed" if failed else "Succeeded"
-            self._set_pod(replace(pod, phase=phase, ready=False, exit_code=int(failed), requests=()))
+        if not failed:
+            self.succeed(name, [(pod.role, pod.index) for pod in pods])
+        for pod in pods[:1] if failed else ():
+            self._set_pod(replace(pod, phase="Failed", ready=False, exit_code=1, requests=()))
         return True
 
     def _of(self, name: str, attempt: int) -> list[Pod]:

@@ -11,10 +11,12 @@ from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
 from queuectl.kube.names import API_VERSION, SUBMITTED_BY
 from queuectl.kube.parts import Int32, Labels, Part, Text
 from queuectl.kube.problems import problems
+from queuectl.model.plan import PodKey
 from queuectl.model.policy import FairRule, StopPolicy
 from queuectl.model.reasons import BY_CODE
 
 GPU = "nvidia.com/gpu"
+ROLE = "worker"  # of a job that does not name its roles
 MAX_SECONDS = 10 * 366 * 86_400
 MAX_CYCLES = 100_000
 
@@ -78,9 +80,12 @@ class Asks(Part):
     memory: Quantity | None = None
     requests: dict[QualifiedName, Quantity] = Field(default_factory=dict)
     node_selector: Labels | None = None
+    runs: list[Seconds] | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
     def _check_pods(self) -> Self:
+        if self.runs is not None and len(self.runs) > self.pods:
+            raise ValueError(f"runs has {len(self.runs)} times for {self.pods} pods; write at most one for each")
         if self.min_pods is not None and self.min_pods > self.pods:
             raise ValueError(f"minPods of {self.min_pods} is more than the {self.pods} pods; write at most that")
         return self
@@ -95,6 +100,11 @@ class Asks(Part):
             spec["nodeSelector"] = self.node_selector
         role: dict[str, Any] = {"name": name, "replicas": self.pods, "template": {"spec": spec}}
         return role if self.min_pods is None else {**role, "minReplicas": self.min_pods}
+
+    def run_times(self, otherwise: float | None) -> list[float | None]:
+        """Return for each pod after how many seconds of running it succeeds."""
+        given: list[float | None] = list(self.runs) if self.runs else [otherwise]
+        return [*given, *(given[-1:] * (self.pods - len(given)))]
 
 
 class RoleForm(Asks):
@@ -131,6 +141,17 @@ class JobForm(Asks):
         """The names of the jobs."""
         return _numbered(self.name, self.count)
 
+    @property
+    def pod_ends(self) -> dict[float, set[PodKey]]:
+        """Which pods succeed by themselves when, in seconds from when all are ready."""
+        ends: dict[float, set[PodKey]] = {}
+        roles: list[tuple[str, Asks, bool]] = [(role.name, role, role.must_succeed) for role in self.roles or ()]
+        for name, role, must_succeed in roles or [(ROLE, self, True)]:
+            for index, seconds in enumerate(role.run_times(self.run if must_succeed else None)):
+                if seconds is not None:
+                    ends.setdefault(seconds, set()).add((name, index))
+        return ends
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.roles is not None:
@@ -150,7 +171,7 @@ class JobForm(Asks):
             "queue", "priority", "preemptible", "hold", "start_deadline_seconds", "backoff_limit", "max_run_seconds",
         }  # fmt: skip
         spec = self.model_dump(by_alias=True, exclude_none=True, include=passed)
-        spec["roles"] = roles or [self.role("worker")]
+        spec["roles"] = roles or [self.role(ROLE)]
         if self.gpu_models:
             spec["gpu"] = {"models": self.gpu_models}
         meta = {"name": name, "namespace": self.namespace, "annotations": {SUBMITTED_BY: self.user}}

@@ -1,19 +1,21 @@
 """Moving attempts along their arrows, and giving their room back at the end."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from sqlalchemy import Float, Integer, Text, case, func, literal, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, WorkloadState
+from queuectl.model.lifecycle import UNDER_WAY, AttemptState, Done, End, Move, Outcome, WorkloadState
 from queuectl.model.reasons import Reason, why
 from queuectl.store import attempts, tables
 from queuectl.store.attempts import AttemptKey, Held, Stake
 from queuectl.store.events import Event, record, told
 from queuectl.store.leadership import fence
 from queuectl.store.room import Rooms
-from queuectl.store.rows import end_to_json, rowset
+from queuectl.store.rows import end_to_json, quota_to_json, rowset
 
 _NEXT = {
     AttemptState.CLAIMED: {AttemptState.RESERVED, AttemptState.ENDING},
@@ -45,51 +47,39 @@ async def advance(
     touching |= await attempts.shrinking(
         connection, {(move.uid, move.attempt) for move in moves if move.to is AttemptState.RUNNING}
     )
-    stakes = await attempts.stakes(connection, {uid for uid, _ in touching})
-    stakes = {key: stake for key, stake in stakes.items() if key in touching}
+    parts = [((move.uid, move.attempt), move.done.part) for move in moves if move.done is not None]
+    concerned = touching.union(key for key, _ in parts)
+    stakes = await attempts.stakes(connection, {uid for uid, _ in concerned})
+    stakes = {key: stake for key, stake in stakes.items() if key in concerned}
+    before = dict(stakes)
     victims = await attempts.waited_for(connection, touching)
+    touched = [stakes[key] for key in touching & stakes.keys()]
     rooms = Rooms()
-    await rooms.lock(connection, [amounts for stake in stakes.values() for amounts in (stake.amounts, stake.leaving)])
+    await rooms.lock(
+        connection,
+        chain(
+            (amounts for stake in touched for amounts in (stake.amounts, stake.leaving)),
+            (stakes[key].of(part) for key, part in parts if key in stakes),
+        ),
+    )
     uids = {move.uid for move in moves}.union(uid for some in victims.values() for uid, _ in some)
     await attempts.lock_workloads(connection, uids)
     held = await attempts.latest(connection, uids)
 
-    done: list[Move] = []
-    shrunk: dict[AttemptKey, Stake] = {}
-    events: list[Event] = []
-    for move in moves:
-        key = (move.uid, move.attempt)
-        attempt, stake = held.get(key), stakes.get(key)
-        given = (move.to is AttemptState.ENDING, move.to is AttemptState.SHRINKING)
-        if attempt is None or given != (move.end is not None, move.shrink is not None):
-            continue
-        if move.to not in _NEXT[attempt.state]:
-            if again and move.to is attempt.state and not attempt.passed:
-                done.append(move)
-            continue
-        has_shrunk = attempt.state is AttemptState.SHRINKING and move.to is AttemptState.RUNNING
-        if move.to in _TOUCH_ROOM or has_shrunk:
-            waits = any(v in held and held[v].in_the_way for v in victims.get(key, ()))
-            if stake is None or not _account(move, attempt, stake, rooms, waits=waits):
-                continue
-            if has_shrunk:
-                shrunk[key] = stake
-        attempt.state = move.to
-        attempt.end = move.end or attempt.end
-        attempt.passed.append(move.to)
-        done.append(move)
-        events.append(_event(move, attempt, stake))
+    on_the_way = _OnTheWay(held, stakes, victims, rooms, again=again)
+    done = [move for move in moves if on_the_way.make(move)]
     moved = {key: attempt for key, attempt in held.items() if attempt.passed}
-    if moved:
+    given_back = {key: stake for key, stake in stakes.items() if stake is not before[key]}
+    if moved or given_back:
         ended = {key: attempt for key, attempt in moved.items() if attempt.state is AttemptState.ENDED}
-        await attempts.shrunk(connection, shrunk, now=now)
+        await attempts.give_back(connection, before, given_back, now=now)
         await attempts.write(connection, epoch, moved, now=now)
         shrinks = {(move.uid, move.attempt): move.shrink for move in done if move.shrink}
         await attempts.give_up(connection, {key: shrink for key, shrink in shrinks.items() if key in moved})
         await attempts.unclaim(connection, [key for key, attempt in ended.items() if not attempt.holds])
         await _free(connection, ended, now)
         await rooms.write(connection)
-        await record(connection, epoch, events, now=now)
+        await record(connection, epoch, on_the_way.events, now=now)
     return done
 
 
@@ -120,29 +110,83 @@ async def retire(connection: AsyncConnection, epoch: int, ends: Mapping[str, End
     return uids
 
 
-def _account(move: Move, attempt: Held, stake: Stake, rooms: Rooms, *, waits: bool) -> bool:
-    """Turn a claim into a reservation, or give back what is gone of an attempt, or will be of what is promised.
+@dataclass
+class _OnTheWay:
+    """Attempts as the moves have brought them, before any of it is written."""
 
-    False when there is no room yet, or not what is to be given up.
-    """
-    if move.shrink is not None:
-        if not stake.attempt.whole.has(move.shrink.part):
+    held: Mapping[AttemptKey, Held]
+    stakes: dict[AttemptKey, Stake]  # of those whose room is touched
+    victims: Mapping[AttemptKey, set[AttemptKey]]
+    rooms: Rooms
+    again: bool
+    events: list[Event] = field(default_factory=list)
+
+    def make(self, move: Move) -> bool:
+        """Make a move, if it is legal, and tell whether it was made, now or by an earlier try."""
+        attempt = self.held.get((move.uid, move.attempt))
+        given = (move.to is AttemptState.ENDING, move.to is AttemptState.SHRINKING and move.done is None)
+        if attempt is None or given != (move.end is not None, move.shrink is not None):
             return False
-        rooms.free(stake.of(move.shrink.part), promised=True)
-        attempt.leaving = True
-        return True
-    if move.to is AttemptState.RESERVED:
-        if waits or not rooms.fits_now(stake.amounts):
+        if move.done is not None:
+            return move.to is attempt.state and move.to in UNDER_WAY and self._finish(move, move.done)
+        if move.to not in _NEXT[attempt.state]:
+            return self.again and move.to is attempt.state and not attempt.passed
+        has_shrunk = attempt.state is AttemptState.SHRINKING and move.to is AttemptState.RUNNING
+        if (move.to in _TOUCH_ROOM or has_shrunk) and not self._account(move, attempt):
             return False
-        rooms.take(stake.amounts, reserved=True)
-        attempt.holds = True
+        attempt.state = move.to
+        attempt.end = move.end or attempt.end
+        attempt.passed.append(move.to)
+        self.events.append(_event(move, attempt, self.stakes.get((move.uid, move.attempt))))
         return True
-    if attempt.leaving:
-        rooms.free(stake.leaving, reserved=True)
-        attempt.leaving, attempt.claimed_by = False, None
-    if move.to is AttemptState.ENDED:
-        rooms.free(stake.amounts, reserved=attempt.holds, promised=attempt.promised)
-    return True
+
+    def _account(self, move: Move, attempt: Held) -> bool:
+        """Turn a claim into a reservation, or give back what is gone of an attempt, or will be of what is promised.
+
+        False when there is no room yet, or not what is to be given up.
+        """
+        key = (move.uid, move.attempt)
+        stake = self.stakes.get(key)
+        if stake is None:
+            return False
+        if move.shrink is not None:
+            if not stake.attempt.whole.has(move.shrink.part):
+                return False
+            self.rooms.free(stake.of(move.shrink.part), promised=True)
+            attempt.leaving = True
+            return True
+        if move.to is AttemptState.RESERVED:
+            waits = any(v in self.held and self.held[v].in_the_way for v in self.victims.get(key, ()))
+            if waits or not self.rooms.fits_now(stake.amounts):
+                return False
+            self.rooms.take(stake.amounts, reserved=True)
+            attempt.holds = True
+            return True
+        if attempt.leaving:
+            self.rooms.free(stake.leaving, reserved=True)
+            attempt.leaving, attempt.claimed_by = False, None
+        if move.to is AttemptState.ENDED:
+            self.rooms.free(stake.amounts, reserved=attempt.holds, promised=attempt.promised)
+        else:
+            self.stakes[key] = replace(stake, attempt=replace(stake.attempt, leaving=None))
+        return True
+
+    def _finish(self, move: Move, done: Done) -> bool:
+        """Give back what pods held that are done; False when they are not the attempt's own, or its last."""
+        key = (move.uid, move.attempt)
+        stake = self.stakes[key]
+        before = stake.attempt
+        if done.pods <= before.done:
+            return self.again
+        ours = before.done.isdisjoint(done.pods) and before.whole.has(done.part)
+        if not ours or not 0 < done.part.pods == len(done.pods) < before.whole.pods:
+            return False
+        self.rooms.free(stake.of(done.part), reserved=True, promised=True)
+        self.stakes[key] = replace(stake, attempt=before.without(done))
+        told = self.stakes[key].attempt.progress
+        facts = {**told.facts, "freed": quota_to_json(done.part.quota)}
+        self.events.append(Event(told.code, str(told), *key, facts))
+        return True
 
 
 def _event(move: Move, attempt: Held, stake: Stake | None) -> Event:

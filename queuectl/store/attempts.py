@@ -1,6 +1,7 @@
 """Attempts in a transaction: what they hold, where they are, and writing where they have come to."""
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,9 +24,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Shrink
-from queuectl.model.plan import Portion
+from queuectl.model.plan import Placement, Portion, place
 from queuectl.model.resources import total
-from queuectl.store import tables, usage
+from queuectl.store import tables
 from queuectl.store.room import Amounts
 from queuectl.store.rows import (
     Places,
@@ -54,7 +55,8 @@ _STAMPS = {
 class Stake:
     """What an active attempt is about.
 
-    Only what leaves of it changes, and only by its leader's transactions, so it may be read before anything is locked.
+    Only what leaves of it and what is done change, and only by its leader's transactions, so it may be read before
+    anything is locked.
     """
 
     attempt: Attempt
@@ -307,37 +309,81 @@ async def give_up(connection: AsyncConnection, shrinks: Mapping[AttemptKey, Shri
     )
 
 
-async def shrunk(connection: AsyncConnection, attempts: Mapping[AttemptKey, Stake], *, now: float) -> None:
-    """Write down that what left of these attempts is gone: they hold what is left, and nobody waits for them."""
-    if not attempts:
+async def give_back(
+    connection: AsyncConnection, before: Mapping[AttemptKey, Stake], after: Mapping[AttemptKey, Stake], *, now: float
+) -> None:
+    """Write down that these attempts hold less: pods are done, or what left is gone, for which nobody waits then.
+
+    ``before``: as they were when the transaction began.
+    """
+    if not after:
         return
     a, r = tables.attempt, tables.reservation
-    given = rowset(
-        [
-            {"uid": uid, "attempt": number, "quota": quota_to_json(stake.attempt.quota)}
-            for (uid, number), stake in sorted(attempts.items())
-        ],
-        uid=Text,
-        attempt=Integer,
-        quota=JSONB,
-    )
+    rows, places = [], []
+    for (uid, number), stake in sorted(after.items()):
+        was, left = before[uid, number].attempt, stake.attempt
+        quota, rest = (total(part.quota for part in one.parts) for one in (was, left))
+        freed = {cell: amount - rest.get(cell, 0) for cell, amount in quota.items() if amount > rest.get(cell, 0)}
+        rows.append(
+            {
+                "uid": uid,
+                "attempt": number,
+                "quota": quota_to_json(rest),
+                "freed": quota_to_json(freed),
+                "left": was.leaving is not None and left.leaving is None,
+                "done": sorted(left.done),
+            }
+        )
+        held, holds = _by_place(was.held), _by_place(left.held)
+        leaving = _by_place(left.leaving.placements if left.leaving else ())
+        places += [
+            {
+                "uid": uid, "attempt": number, "role": role, "node": node, "flavor": flavor,
+                "pods": holds[role, node, flavor], "leaving": leaving[role, node, flavor],
+            }
+            for (role, node, flavor), pods in sorted(held.items())
+            if pods > holds[role, node, flavor]
+        ]  # fmt: skip
+    given = rowset(rows, uid=Text, attempt=Integer, quota=JSONB, freed=JSONB, left=Boolean, done=JSONB)
     await connection.execute(
         update(a)
-        .values(quota=given.c.quota, leaving=null(), claimed_by_uid=None, claimed_by_attempt=None)
+        .values(
+            quota=given.c.quota,
+            done=given.c.done,
+            **{
+                name: case((given.c.left, null()), else_=a.c[name])
+                for name in ("leaving", "claimed_by_uid", "claimed_by_attempt")
+            },
+        )
         .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
     )
-    all_of_it = r.c.leaving == r.c.pods
+    at = literal(now, tables.UnixTime)
+    await connection.execute(
+        insert(tables.freed).from_select(
+            ["workload_uid", "attempt", "at", "quota"], select(given.c.uid, given.c.attempt, at, given.c.freed)
+        )
+    )
+    on = rowset(
+        places, uid=Text, attempt=Integer, role=Text, node=Text, flavor=Text, pods=Integer, leaving=Integer
+    )  # fmt: skip
+    same = (r.c.role == on.c.role, r.c.flavor == on.c.flavor, r.c.node == on.c.node)
     await connection.execute(
         update(r)
         .values(
-            pods=case((all_of_it, r.c.pods), else_=r.c.pods - r.c.leaving),
-            freed_at=case((all_of_it, literal(now, tables.UnixTime)), else_=None),
-            leaving=0,
+            pods=case((on.c.pods > 0, on.c.pods), else_=r.c.pods),
+            leaving=on.c.leaving,
+            freed_at=case((on.c.pods > 0, null()), else_=at),
         )
-        .where(r.c.workload_uid == given.c.uid, r.c.attempt == given.c.attempt, r.c.leaving > 0, r.c.freed_at.is_(None))
+        .where(r.c.workload_uid == on.c.uid, r.c.attempt == on.c.attempt, r.c.freed_at.is_(None), *same)
     )
-    left = {key: stake.attempt.leaving.quota for key, stake in attempts.items() if stake.attempt.leaving}
-    await usage.give_back(connection, left, now=now)
+
+
+def _by_place(placements: Iterable[Placement]) -> Counter[tuple[str, str, str]]:
+    """Return the pods by role, node and flavor."""
+    pods: Counter[tuple[str, str, str]] = Counter()
+    for placement in placements:
+        pods[place(placement)] += placement.pods
+    return pods
 
 
 async def unclaim(connection: AsyncConnection, claimers: Collection[AttemptKey]) -> None:

@@ -135,6 +135,7 @@ def attempt_from_row(row: RowMapping, places: Places, victims: tuple[tuple[str, 
         claimed=not row["promised"],
         leaving=leaving,
         shrunk=why_from_json(row["shrunk"]) if row["shrunk"] is not None else None,
+        done=frozenset((role, index) for role, index in row["done"]),
     )
 
 

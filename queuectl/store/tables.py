@@ -152,6 +152,8 @@ attempt = Table(
     Column("claimed_by_attempt", Integer),
     Column("leaving", JSONB),  # what of the quota it gives up and still holds; the pods are in its reservations
     Column("shrunk", JSONB),  # why it has fewer pods than it started with: reason, facts
+    # Pods that have succeeded while others run on: [[role, index], ...]. Neither quota nor reservations have them any more.
+    Column("done", JSONB, nullable=False, server_default=text("'[]'")),
     Column("admitted_at", UnixTime, nullable=False),
     Column("created_at", UnixTime),
     Column("ungated_at", UnixTime),
@@ -205,17 +207,19 @@ reservation = Table(
     Index("ix_reservation_held", "workload_uid", "attempt", postgresql_where=text("freed_at IS NULL")),
 )
 
-# What attempts gave back of their quota before their end, so that what they had held until then is not forgotten.
-given_back = Table(
-    "given_back",
+# What attempts gave back before their end: parts that they gave up, and pods that were done.
+freed = Table(
+    "freed",
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("workload_uid", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("at", UnixTime, nullable=False),
-    Column("quota", JSONB, nullable=False),  # [[flavor, resource, amount], ...]
+    Column(
+        "quota", JSONB, nullable=False
+    ),  # held until then, from the attempt's admission: [[flavor, resource, amount], ...]
     ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
-    Index("ix_given_back_at", "at"),
+    Index("ix_freed_at", "at"),
 )
 
 # The outbox: what is still to be carried out on the API server, a row for each step of a gang. What is done is dropped

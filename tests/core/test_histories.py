@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from queuectl.core.elastic import last
-from queuectl.core.lifecycle import PodKey, View, all_ready, deadline, holding, members, next_move, refused
-from queuectl.model.lifecycle import Attempt, AttemptState, Move, Outcome, Shrink, Workload
+from queuectl.core.lifecycle import View, all_ready, deadline, holding, members, next_move, refused
+from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Done, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
-from queuectl.model.plan import Placement
+from queuectl.model.plan import Placement, PodKey
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
@@ -65,6 +65,9 @@ class GangMachine(RuleBasedStateMachine):
     def apply(self, move: Move) -> None:
         """Do as the ledger does, and hold the move against the rules."""
         assert (move.uid, move.attempt) == ("g", self.attempt.number)
+        if move.done is not None:
+            self.finish(move.done)
+            return
         assert move.to in ARROWS[self.attempt.state]
         assert (move.end is not None) == (move.to is ENDING)
         self.moves += 1
@@ -80,13 +83,22 @@ class GangMachine(RuleBasedStateMachine):
             assert move.to is ENDING or not holding(replace(self.view, attempt=before)), "what leaves is still there"
             assert move.end is None or "g-a-1" not in str(move.end.why), "what leaves decides nothing"
         if before.state is UNGATED and move.to is RUNNING:
-            assert self.pods.keys() == set(KEYS)
+            assert self.pods.keys() | self.attempt.done == set(KEYS)
             self.workload = replace(self.workload, late_starts=0)
         if move.end is not None:
             assert not (move.end.not_before and move.end.outcome is not Outcome.REQUEUE)
             assert move.end.not_before == 0 or self.now < move.end.not_before <= self.now + 360
         if move.to is ENDED:
             self.ended()
+
+    def finish(self, done: Done) -> None:
+        assert done.pods
+        assert all(self.pods[key].phase == "Succeeded" for key in done.pods), "only these are done"
+        assert sorted(NODE[key] for key in done.pods) == sorted(
+            p.node for p in done.part.placements for _ in range(p.pods)
+        )
+        self.attempt = self.attempt.without(done)
+        assert self.attempt.placements, "it never holds nothing"
 
     def ended(self) -> None:
         end = self.attempt.end
@@ -102,7 +114,7 @@ class GangMachine(RuleBasedStateMachine):
 
     def look(self) -> None:
         """Make all moves that are due."""
-        for _ in range(3):
+        for _ in range(4):
             move = next_move(self.view)
             if move is None:
                 return
@@ -160,6 +172,7 @@ class GangMachine(RuleBasedStateMachine):
         self.look()
 
     @precondition(lambda self: self.state() is RUNNING and not self.shrinks and all_ready(self.attempt, self.pods))
+    @precondition(lambda self: not {("a", 0), ("a", 1)} & self.attempt.done)
     @rule()
     def shrink(self) -> None:
         """A preemptor takes the second pod of the first role."""
@@ -241,6 +254,13 @@ class GangMachine(RuleBasedStateMachine):
         if self.state() not in {ENDING, ENDED} and self.job is not None and not self.job.deleting:
             due = deadline(self.attempt, self.job)
             assert due is None or due > self.now
+
+    @invariant()
+    def what_is_done_is_given_back_and_no_longer_missed(self) -> None:
+        if self.state() in UNDER_WAY and self.attempt.whole.pods > 1:
+            there = members(self.attempt, self.pods)
+            assert len(there) == self.attempt.whole.pods
+            assert not any(pod.phase == "Succeeded" for pod in there)
 
     @invariant()
     def the_room_is_held_while_pods_run(self) -> None:

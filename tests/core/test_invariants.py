@@ -14,13 +14,13 @@ from queuectl.core.backlog import Backlog, Waits, pending_key
 from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import members
 from queuectl.core.usage import STEPS
-from queuectl.model.lifecycle import UP, Attempt, AttemptState, Leave, Move, Shrink, Workload, WorkloadState
+from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Leave, Move, Shrink, Workload, WorkloadState
 from queuectl.model.objects import QueueOrder
 from queuectl.model.plan import Portion
 from queuectl.model.policy import OverQuota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason
 from queuectl.simulate.clockwork import EVICTED, Clockwork
-from queuectl.simulate.form import GPU, EventForm, JobForm, QuotaEdit, read
+from queuectl.simulate.form import GPU, ROLE, EventForm, JobForm, QuotaEdit, read
 from tests.support.virtual import FLAVORS, QUEUES, clusters, jobs
 
 LIMITED = {Reason.EXCEEDS_LIMIT, Reason.MAX_RUNNING_REACHED, Reason.MAX_RESOURCES_REACHED}
@@ -254,20 +254,20 @@ class ClusterMachine(RuleBasedStateMachine):
     def job(self, number: int) -> str:
         return f"j{number % self.submitted}"
 
-    @rule(job=jobs("j"))
+    @rule(job=jobs("j", ends=True))
     def submit(self, job: dict[str, Any]) -> None:
         job = {**job, "name": f"j{self.submitted}"} | ({"minPods": 1, "pods": job["pods"] + 1} if self.elastic else {})
         self.submitted += 1
         self.clock._submit(JobForm.model_validate(job), job["name"])
         self.clock.settle()
 
-    @rule(batch=st.lists(jobs("j"), min_size=3, max_size=6), seconds=st.sampled_from([0, 1, 5]))
+    @rule(batch=st.lists(jobs("j", ends=True), min_size=3, max_size=6), seconds=st.sampled_from([0, 1, 5]))
     def submit_more(self, batch: list[dict[str, Any]], seconds: int) -> None:
         for job in batch:
             self.submit(job)
             self.wait(seconds)
 
-    @rule(batch=st.lists(jobs("j"), min_size=2, max_size=4))
+    @rule(batch=st.lists(jobs("j", ends=True), min_size=2, max_size=4))
     def submit_together(self, batch: list[dict[str, Any]]) -> None:
         for job in batch:
             self.clock._submit(JobForm.model_validate({**job, "name": f"j{self.submitted}"}), f"j{self.submitted}")
@@ -292,6 +292,25 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 40), verb=st.sampled_from(["finish", "finish", "fail", "delete", "hold", "release"]))
     def to_a_job(self, number: int, verb: str) -> None:
         self.happens(verb, self.job(number))
+
+    @precondition(lambda self: self.submitted)
+    @rule(number=st.integers(0, 40), indexes=st.sets(st.integers(0, 6), min_size=1, max_size=4), removed=st.booleans())
+    def pods_finish(self, number: int, indexes: set[int], removed: bool) -> None:  # noqa: FBT001
+        """Have some pods of a gang succeed, and perhaps have others clean them up at once."""
+        clock, name = self.clock, self.job(number)
+        attempt = clock.world.attempts.get(name)
+        if attempt is None or attempt.state not in UNDER_WAY:
+            return
+        keys = {(ROLE, index) for index in indexes}
+        clock.cluster.succeed(name, keys)
+        for key in keys if removed else ():
+            pod = clock.world.pods.get((name, attempt.number), {}).get(key)
+            if pod is not None and pod.ended:
+                clock.cluster._remove_pod((name, attempt.number, *key))
+        before = clock.world.history.past(clock.now)
+        clock.settle()
+        assert clock.world.attempts.get(name, attempt).number == attempt.number, "that is no fault"
+        assert clock.world.history.past(clock.now) == before, "what was held before is not forgotten"
 
     @rule(number=st.integers(0, 5), verb=st.sampled_from(["nodeDown", "nodeUp", "nodeUp", "cordon", "uncordon"]))
     def to_a_node(self, number: int, verb: str) -> None:
@@ -326,10 +345,12 @@ class ClusterMachine(RuleBasedStateMachine):
         for attempt in self.attempts():
             pods = self.clock.world.pods.get((attempt.uid, attempt.number), {})
             wanted = sum(placement.pods for placement in attempt.placements)
-            if attempt.state in UP | {AttemptState.UNGATED}:
+            if attempt.state in UNDER_WAY:
                 there = members(attempt, pods)
                 assert len(there) == wanted
-                assert all(pod.node and not pod.deleting for pod in there)
+                assert all(pod.node and not pod.deleting and not pod.ended for pod in there)
+                held = Counter({(p.node, p.role): p.pods for p in attempt.placements})
+                assert held == Counter((pod.node, pod.role) for pod in there), "it holds what its pods need that run"
                 if not attempt.leaving:
                     assert all(pod.ended for pod in pods.values() if pod not in there), "what it gave up is gone"
             elif attempt.state is not AttemptState.ENDING:
@@ -337,7 +358,8 @@ class ClusterMachine(RuleBasedStateMachine):
             job = self.clock.world.jobs.get(attempt.uid)
             for role in job.gang.roles if job else ():
                 placed = sum(p.pods for p in attempt.placements if p.role == role.name)
-                assert (role.pods if role.least is None else role.least) <= placed <= role.pods
+                had = placed + sum(name == role.name for name, _ in attempt.done)
+                assert (role.pods if role.least is None else role.least) <= had <= role.pods
 
     @invariant()
     def nothing_is_booked_beyond_its_room(self) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from queuectl.core.elastic import last
-from queuectl.core.lifecycle import BackOff, PodKey, View, deadline, holding, next_move, ready, refused
+from queuectl.core.elastic import finished, last
+from queuectl.core.lifecycle import BackOff, View, deadline, holding, next_move, ready, refused
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
-from queuectl.model.plan import Placement
+from queuectl.model.plan import Placement, PodKey
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
@@ -53,13 +53,14 @@ UNBOUND = pods(node="", phase="Pending", ready=False)
 BOUND = pods(phase="Pending", ready=False)
 UP = pods()
 DONE = pods(phase="Succeeded", ready=False, exit_code=0)
+DONE_0 = frozenset({("worker", 0)})
 
 
 @dataclass(frozen=True)
 class Case:
     state: AttemptState
     pods: Mapping[PodKey, Pod] = field(default_factory=dict)
-    want: AttemptState | Outcome | None = None
+    want: AttemptState | Outcome | frozenset[PodKey] | None = None
     says: str = ""
     later: float = 0.0  # seconds until it may be tried again
     charged: bool = False
@@ -71,11 +72,14 @@ class Case:
     workload: Workload = WORKLOAD
     end: End | None = None
     running_at: float | None = RUNNING_AT
+    done: frozenset[PodKey] = frozenset()  # on record
 
     @property
     def view(self) -> View:
         running_at = self.running_at if self.state in {RUNNING, SHRINKING, ENDING} else None
         attempt = Attempt("g", 3, self.state, 1, PLACEMENTS, ADMITTED_AT, running_at, self.end)
+        if self.done:
+            attempt = attempt.without(finished(attempt, self.done))
         if self.state is SHRINKING:
             attempt = attempt.shrinking(Shrink(why(Reason.RUNNING, pods=3), last(attempt.whole, {"worker": 1})))
         places = {"n1": Place.GOOD, "n2": Place.GOOD, **self.places}
@@ -95,9 +99,6 @@ STAYS = {
     ),
     "running": Case(RUNNING, UP),
     "running, one is no longer ready": Case(RUNNING, but(UP, "worker", 0, ready=False)),
-    "running, one is done": Case(RUNNING, but(UP, "worker", 0, phase="Succeeded", ready=False)),
-    "running, one that is done is being removed": Case(RUNNING, but(UP, "worker", 0, phase="Succeeded", deleting=True)),
-    "running, those that nobody waits for are done": Case(RUNNING, but(UP, "ps", 0, phase="Succeeded")),
     "running, a label changed": Case(RUNNING, UP, places={"n1": Place.CLOSED, "n2": Place.CROWDED}),
     "running, marked for disruption that has not come": Case(RUNNING, but(UP, "ps", 0, disrupted="Eviction: drained")),
     "running, the spec was edited": Case(RUNNING, UP, job=replace(JOB, generation=2)),
@@ -105,7 +106,16 @@ STAYS = {
     "running past the start deadline": Case(RUNNING, UP, now=ADMITTED_AT + 300),
     "running without a limit": Case(RUNNING, UP, job=replace(JOB, max_run_seconds=None), now=1e9),
     "running since nobody knows when": Case(RUNNING, UP, running_at=None, now=1e9),
-    "running, a done pod's node is gone": Case(RUNNING, but(UP, "worker", 0, phase="Succeeded"), places={"n1": Place.GONE}),
+    "running, one is done and what it held is given back": Case(RUNNING, but(UP, "worker", 0, phase="Succeeded"), done=DONE_0),
+    "running, one that is done was removed since": Case(RUNNING, pods([KEYS[0], KEYS[2]]), done=DONE_0),
+    "running, one that is done was removed since, and its node is gone": Case(
+        RUNNING, pods([KEYS[0], KEYS[2]]), done=DONE_0, places={"n1": Place.GONE}
+    ),
+    "ungated, one is done and not all others are ready": Case(UNGATED, but(UP, "ps", 0, ready=False), done=DONE_0),
+    "reserved, a pod that ended is no matter yet": Case(RESERVED, but(GATED, "worker", 0, phase="Succeeded")),
+    "ending, a pod that is done is not given back before": Case(
+        ENDING, but(UP, "worker", 0, phase="Succeeded"), end=GONE_END
+    ),
     "bound before its place was closed": Case(UNGATED, BOUND, places={"n1": Place.CLOSED}),
     "bound before its place was crowded": Case(UNGATED, but(UNBOUND, "worker", 0, node="n1"), places={"n1": Place.CROWDED}),
     "shrinking, the pod that goes is still there": Case(SHRINKING, UP),
@@ -118,6 +128,23 @@ STAYS = {
     ),
     "ended": Case(ENDED, UP, end=GONE_END),
     "ended, job deleted": Case(ENDED, {}, end=GONE_END, job=None),
+}  # fmt: skip
+
+FINISHES = {
+    "one is done": Case(RUNNING, but(UP, "worker", 0, phase="Succeeded", ready=False), DONE_0),
+    "one that is done is being removed": Case(RUNNING, but(UP, "worker", 0, phase="Succeeded", deleting=True), DONE_0),
+    "one that nobody waits for is done": Case(RUNNING, but(UP, "ps", 0, phase="Succeeded"), frozenset({("ps", 0)})),
+    "one is done, and its node is gone": Case(RUNNING, but(UP, "worker", 0, phase="Succeeded"), DONE_0, places={"n1": Place.GONE}),
+    "several are done together": Case(
+        RUNNING, but(but(UP, "worker", 0, phase="Succeeded"), "ps", 0, phase="Succeeded"), frozenset({("ps", 0), ("worker", 0)})
+    ),
+    "another one is done": Case(
+        RUNNING, but(pods([KEYS[0], KEYS[2]]), "ps", 0, phase="Succeeded"), frozenset({("ps", 0)}), done=DONE_0
+    ),
+    "one is done before all others are ready": Case(
+        UNGATED, but(but(UP, "worker", 0, phase="Succeeded"), "ps", 0, ready=False), DONE_0
+    ),
+    "one that stays is done while another goes": Case(SHRINKING, but(UP, "ps", 0, phase="Succeeded"), frozenset({("ps", 0)})),
 }  # fmt: skip
 
 MOVES = {
@@ -155,6 +182,20 @@ ENDS = {
         CREATED, GATED, Outcome.REQUEUE, "The spec was changed between the decision and the start.", job=replace(JOB, generation=2)
     ),
     "all are done": Case(RUNNING, DONE, Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
+    "the last one is done": Case(
+        RUNNING, but(UP, "worker", 1, phase="Succeeded"), Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0, done=DONE_0
+    ),
+    "one that runs has failed, others are done": Case(
+        RUNNING, but(UP, "worker", 1, phase="Failed", exit_code=3), Outcome.REQUEUE, "Pod g-worker-1 failed with exit code 3.", 10, charged=True, exit_code=3,
+        done=DONE_0,
+    ),
+    "one that runs was removed, others are done": Case(
+        RUNNING, pods([KEYS[0]]), Outcome.REQUEUE, "Pod worker-1 was removed by others.", 10, late=True, done=DONE_0
+    ),
+    "not ready in time, one is done": Case(
+        UNGATED, but(UP, "ps", 0, ready=False), Outcome.REQUEUE, "2 of 3 pods were ready 300 s after the start.", 10, late=True, now=ADMITTED_AT + 300,
+        done=DONE_0,
+    ),
     "all that must succeed did": Case(RUNNING, UP | pods(KEYS[1:], phase="Succeeded"), Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
     "they did, another has failed": Case(RUNNING, but(DONE, "ps", 0, phase="Failed"), Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
     "they did, another is gone": Case(RUNNING, pods(KEYS[1:], phase="Succeeded"), Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
@@ -247,6 +288,17 @@ def test_an_attempt_moves_on(case: Case) -> None:
     assert next_move(case.view) == Move("g", 3, AttemptState(str(case.want)))
 
 
+@pytest.mark.parametrize("case", FINISHES.values(), ids=FINISHES.keys())
+def test_what_is_done_is_given_back(case: Case) -> None:
+    move = next_move(case.view)
+    assert move is not None
+    assert move.done is not None
+    assert (move.uid, move.attempt, move.to, move.end) == ("g", 3, case.state, None)
+    assert move.done.pods == case.want
+    nodes = [p.node for p in move.done.part.placements for _ in range(p.pods)]
+    assert sorted(nodes) == sorted(NODES[key] for key in move.done.pods)
+
+
 @pytest.mark.parametrize("case", ENDS.values(), ids=ENDS.keys())
 def test_an_attempt_ends(case: Case) -> None:
     move = next_move(case.view)
@@ -261,6 +313,7 @@ def test_an_attempt_ends(case: Case) -> None:
 def test_a_gang_of_which_nothing_must_succeed_does_not_succeed_by_that() -> None:
     job = replace(JOB, gang=gang("g", role("worker", 2, must_succeed=False), role("ps", 1, must_succeed=False)))
     assert next_move(Case(RUNNING, UP, job=job).view) is None
+    assert next_move(Case(RUNNING, DONE, job=job).view) is None, "nor does it ever hold nothing"
 
 
 @pytest.mark.parametrize(

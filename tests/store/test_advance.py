@@ -4,7 +4,19 @@ from itertools import pairwise
 
 import pytest
 
-from queuectl.model.lifecycle import STEP_OF, AttemptState, End, Move, Outcome, Step, WorkloadState
+from queuectl.core.elastic import finished
+from queuectl.model.lifecycle import (
+    STEP_OF,
+    UNDER_WAY,
+    Attempt,
+    AttemptState,
+    Done,
+    End,
+    Move,
+    Outcome,
+    Step,
+    WorkloadState,
+)
 from queuectl.model.reasons import Reason, why
 from queuectl.store import tables
 from tests.store.scene import DELETED, GPU, REQUEUE, SUCCEEDED, UP, Scene, admission, workload
@@ -135,6 +147,68 @@ async def test_many_gangs_end_together(scene: Scene) -> None:
     assert await scene.ledger.advance(scene.epoch, moves, now=9.0) == moves
     assert (await scene.room(tables.node_room))["n2", GPU] == (100, 15, 0)
     assert await scene.ledger.audit() == []
+
+
+def part(attempt: Attempt, *indexes: int) -> Done:
+    return finished(attempt, [("worker", index) for index in indexes])
+
+
+async def test_what_pods_held_that_are_done_is_free_while_the_others_run_on(scene: Scene) -> None:
+    await scene.submit("w1", "w2")
+    await scene.nodes(n1=8, n2=8, n3=8)
+    await scene.quota(nominal=24)
+    [gang] = (await scene.admit(admission("w1", n1=8, n2=8, n3=8))).admitted
+    await scene.move("w1", *UP)
+    assert (await scene.admit(admission("w2", n1=8))).refused == ["w2"]
+
+    move = Move("w1", 1, AttemptState.RUNNING, done=part(gang, 0, 2))
+    assert await scene.ledger.advance(scene.epoch, [move, move], now=3000.0) == [move]
+    assert await scene.ledger.advance(scene.epoch, [move], now=3001.0) == []
+    left = await scene.attempt("w1")
+    assert ([p.node for p in left.placements], left.quota) == (["n2"], {("a100", GPU): 8})
+    assert left.done == {("worker", 0), ("worker", 2)}
+    assert (await scene.room(tables.quota_room))["q", "a100", GPU] == (24, 8, 0)
+    assert [a.uid for a in (await scene.admit(admission("w2", n1=8, n3=8))).admitted] == ["w2"]
+
+    last = Move("w1", 1, AttemptState.RUNNING, done=finished(left, [("worker", 1)]))
+    assert await scene.ledger.advance(scene.epoch, [last], now=3002.0) == [], "with the last one, the attempt ends"
+    event = (await scene.ledger.history("w1"))[-1]
+    assert (event["kind"], event["at"], event["facts"]["freed"]) == ("PartlyDone", 3000.0, [["a100", GPU, 16]])
+    assert event["message"] == "1 of 3 pods run on; 2 are done, and what they held is given back."
+    await scene.move("w1", AttemptState.ENDING, AttemptState.ENDED, end=SUCCEEDED)
+    kept = await scene.rows("SELECT node, pods FROM reservation WHERE workload_uid = 'w1' ORDER BY node")
+    assert kept == [("n1", 1), ("n2", 1), ("n3", 1)], "where it ran stays on record"
+    assert (await scene.room(tables.node_room))["n1", GPU] == (8, 8, 0)
+    assert await scene.ledger.audit() == []
+
+
+@pytest.mark.parametrize("state", [s for s in LIFE if s not in UNDER_WAY], ids=str)
+async def test_no_pod_is_done_before_all_are_ungated_or_while_they_are_removed(
+    scene: Scene, state: AttemptState
+) -> None:
+    await scene.submit("w1")
+    await scene.nodes(n1=8, n2=8)
+    await scene.quota()
+    [gang] = (await scene.admit(admission("w1", n1=8, n2=8))).admitted
+    await scene.move("w1", *LIFE[1 : LIFE.index(state) + 1])
+    assert await scene.ledger.advance(scene.epoch, [Move("w1", 1, state, done=part(gang, 0))], now=9.0) == []
+    assert await scene.ledger.audit() == []
+
+
+async def test_gangs_whose_pods_are_done_together_are_one_transaction(scene: Scene) -> None:
+    uids = [f"w{i}" for i in range(20)]
+    await scene.submit(*uids)
+    await scene.nodes(n1=100, n2=100)
+    await scene.quota()
+    gangs = (await scene.admit(*(admission(uid, n1=2, n2=3) for uid in uids))).admitted
+    for state in UP:
+        await scene.ledger.advance(scene.epoch, [Move(uid, 1, state) for uid in uids], now=5.0)
+    moves = [Move(gang.uid, 1, AttemptState.RUNNING, done=part(gang, 0)) for gang in gangs]
+    assert await scene.ledger.advance(scene.epoch, moves, now=9.0) == moves
+    told = await scene.rows("SELECT count(*), count(DISTINCT xmin::text) FROM event WHERE kind = 'PartlyDone'")
+    assert told == [(20, 1)]
+    assert (await scene.room(tables.node_room))["n1", GPU] == (100, 0, 0)
+    assert (await scene.room(tables.node_room))["n2", GPU] == (100, 60, 0)
 
 
 async def test_retire_ends_only_what_waits(admitted: Scene) -> None:

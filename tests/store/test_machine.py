@@ -1,6 +1,7 @@
 """Any order of observations, cycles and moves: the ledger agrees with a few lines of Python and with itself."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, Shrink, WorkloadState
+from queuectl.model.lifecycle import UNDER_WAY, AttemptState, Done, End, Move, Outcome, Shrink, WorkloadState
 from queuectl.model.plan import Admission, Eviction, Placement, Portion, Preempt
 from queuectl.model.policy import Cause, Quota
 from queuectl.model.reasons import Reason, why
@@ -45,12 +46,19 @@ class Job:
     holds: bool = False
     promised: bool = False
     claimed_by: str = ""
+    done: set[tuple[str, int]] = field(default_factory=set)
 
     def leave(self, part: dict[str, int]) -> None:
         """Give up a part, or (with an empty one) all."""
         left = {node: n - part.get(node, 0) for node, n in self.held.items()}
         self.held = {node: n for node, n in left.items() if n}
         self.leaving, self.promised = part, bool(part)
+
+    def finish(self, done: Done) -> None:
+        """Give back what pods held that are done."""
+        left = Counter(self.held)
+        left.subtract({place.node: place.pods for place in done.part.placements})
+        self.held, self.done = dict(+left), self.done | done.pods
 
     def go_for(self, uid: str) -> None:
         self.claimed_by = uid if self.holds else ""
@@ -110,6 +118,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def admit(self, uid: str, wanted: dict[str, int], at: AttemptState) -> None:
         job = self.jobs[uid]
         job.state, job.attempt, job.at, job.held = WorkloadState.ACTIVE, job.attempt + 1, at, wanted
+        job.done = set()
         job.holds, job.promised = at is RESERVED, True
 
     def may_be_taken(self, victim: str, part: dict[str, int], overtaken: set[str]) -> bool:
@@ -349,6 +358,35 @@ class LedgerMachine(RuleBasedStateMachine):
         end = End(why(Reason.DELETED), outcome)
         self._advance([Move(uid, job.attempt, to, end if to is ENDING else None) for to in LIFE[here : here + arrows]])
 
+    @precondition(lambda self: any(job.at in UNDER_WAY for job in self.jobs.values()))
+    @rule(
+        some=st.lists(
+            st.tuples(
+                st.integers(0, 5),
+                st.dictionaries(st.sampled_from(NODES), st.integers(1, 4), min_size=1, max_size=2),
+                st.integers(0, 9),
+                st.sampled_from([0, 0, 0, 1]),
+                st.sampled_from([None, None, None, RUNNING, ENDED]),
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+        more=st.sampled_from([(), (), (RUNNING,), (ENDING, ENDED)]),
+    )
+    def finish(self, some: list[Any], more: tuple[AttemptState, ...]) -> None:
+        """Have pods of some gangs be done, now and then more than they hold, others than these, or all; and go on."""
+        under_way = [(uid, job, job.at) for uid, job in sorted(self.jobs.items()) if job.at in UNDER_WAY]
+        moves = []
+        for pick, places, index, others, to in some:
+            uid, job, at = under_way[pick % len(under_way)]
+            here = {node: gpus for node, gpus in places.items() if gpus <= job.held.get(node, 0)} or places
+            keys = frozenset(("r", index + n) for n in range(sum(here.values()) + others))
+            assert at is not None
+            moves.append(Move(uid, job.attempt, to or at, done=Done(keys, _part(here))))
+        uid, job, at = under_way[some[0][0] % len(under_way)]
+        end = End(why(Reason.DELETED), Outcome.REQUEUE)
+        self._advance([*moves, *(Move(uid, job.attempt, to, end if to is ENDING else None) for to in more)])
+
     @precondition(lambda self: any(job.at is CLAIMED for job in self.jobs.values()))
     @rule(pick=st.integers(0, 5), end=st.booleans(), skip=st.integers(0, 1))
     def settle(self, pick: int, end: bool, skip: int) -> None:  # noqa: FBT001
@@ -391,6 +429,11 @@ class LedgerMachine(RuleBasedStateMachine):
             job = self.jobs.get(move.uid)
             if job is None or job.at is None or job.attempt != move.attempt:
                 continue
+            if move.done is not None:
+                if job.at in UNDER_WAY and move.to is job.at and self.may_finish(job, move.done):
+                    job.finish(move.done)
+                    want.append(move)
+                continue
             if move.to not in self.ahead(job.at):
                 continue
             if move.to is RESERVED and not self.may_start(move.uid):
@@ -403,6 +446,11 @@ class LedgerMachine(RuleBasedStateMachine):
             if move.to is ENDED:
                 self.ended(move.uid, job)
         assert done == want
+
+    def may_finish(self, job: Job, done: Done) -> bool:
+        pods = {place.node: place.pods for place in done.part.placements}
+        ours = not job.done & done.pods and all(n <= job.held.get(node, 0) for node, n in pods.items())
+        return ours and len(done.pods) == sum(pods.values()) < sum(job.held.values())
 
     def ahead(self, at: AttemptState) -> set[AttemptState]:
         if at is SHRINKING:
@@ -458,6 +506,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for a in loaded.attempts:
             job = self.jobs[a.uid]
             assert a.whole == _part(job.held)
+            assert a.done == job.done
             assert (a.leaving or Portion(())) == (_part(job.leaving) if job.leaving else Portion(()))
         for (node, _), (room, reserved, deficit) in self.run(self.scene.room(tables.node_room)).items():
             assert (room, reserved) == (self.nodes.get(node, 0), self.sums(node=node)[0])

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
+from queuectl.core.elastic import finished
 from queuectl.core.usage import STEPS, History
-from queuectl.model.lifecycle import AttemptState
+from queuectl.model.lifecycle import AttemptState, Move
 from queuectl.store.engine import open_engine
 from queuectl.store.ledger import Ledger
 from tests.store.scene import GPU, PREEMPTED, UP, Scene, admission
@@ -77,11 +78,17 @@ def test_the_ledger_counts_as_the_core_does(database_url: str) -> None:
 
 
 async def test_a_restart_forgets_nothing(scene: Scene) -> None:
-    """Attempts that ended, one that runs, one that only claimed room, told to a history on the way."""
-    await scene.submit("w1", "w2", "w3", "p")
-    await scene.nodes(n1=8, n2=8)
-    await scene.quota(nominal=16)
+    """Attempts that ended, one that runs, one that does in part, one that only claimed room, as told on the way."""
+    await scene.submit("w1", "w2", "w3", "w4", "p")
+    await scene.nodes(n1=8, n2=8, n3=8, n4=8)
+    await scene.quota(nominal=32)
     on_the_way = History(HALF_LIFE)
+    [partly] = (await scene.admit(admission("w4", n3=8, n4=4))).admitted
+    on_the_way.begin("q", partly.quota, 1000.0)
+    await scene.move("w4", *UP)
+    done = finished(partly, [("worker", 1)])
+    await scene.ledger.advance(scene.epoch, [Move("w4", 1, AttemptState.RUNNING, done=done)], now=1700.0)
+    on_the_way.end("q", done.part.quota, 1700.0)
     for attempt in (await scene.admit(admission("w1", n1=4), admission("w2", n1=4), admission("w3", n2=8))).admitted:
         on_the_way.begin("q", attempt.quota, 1000.0)
     await scene.cycle(preemptions=[preemption("p", "w1", n1=4)], now=1500.0)

@@ -90,8 +90,8 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, name: str) -> dict[str, Any]:
-    """Return a job in the form of scenarios, without a time."""
+def jobs(draw: st.DrawFn, name: str, *, ends: bool = False) -> dict[str, Any]:
+    """Return a job in the form of scenarios, without a time. ``ends``: its pods may succeed, each in its time."""
     pods = draw(st.integers(1, 3))
     return {
         "name": name,
@@ -104,5 +104,8 @@ def jobs(draw: st.DrawFn, name: str) -> dict[str, Any]:
         "grace": draw(st.sampled_from([0, 0, 1, 7])),
         "startSeconds": draw(st.sampled_from([0, 0, 0, 2])),
         "checkpoints": draw(st.sampled_from([None, 2, 30])),
+        "runs": draw(st.lists(st.sampled_from([1, 9, 70]), min_size=1, max_size=pods))
+        if ends and draw(st.booleans())
+        else None,
         "preemptible": draw(st.sampled_from([None, None, None, False])),
     }

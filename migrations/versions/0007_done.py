@@ -1,4 +1,4 @@
-"""What attempts gave back of their quota before their end.
+"""Attempts some of whose pods are done hold less than before; how much was given back when is on record.
 
 Revision: 0007, after 0006
 """
@@ -14,8 +14,9 @@ depends_on = None
 
 
 def upgrade() -> None:
+    op.add_column("attempt", sa.Column("done", postgresql.JSONB(), server_default=sa.text("'[]'"), nullable=False))
     op.create_table(
-        "given_back",
+        "freed",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
         sa.Column("workload_uid", sa.Text(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
@@ -24,12 +25,14 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["workload_uid", "attempt"],
             ["attempt.workload_uid", "attempt.number"],
-            name=op.f("fk_given_back_attempt"),
+            name=op.f("fk_freed_attempt"),
         ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_given_back")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_freed")),
     )
-    op.create_index("ix_given_back_at", "given_back", ["at"], unique=False)
+    op.create_index("ix_freed_at", "freed", ["at"], unique=False)
 
 
 def downgrade() -> None:
-    op.drop_table("given_back")
+    op.drop_index("ix_freed_at", table_name="freed")
+    op.drop_table("freed")
+    op.drop_column("attempt", "done")
