@@ -6,7 +6,7 @@ COPY pyproject.toml uv.lock README.md LICENSE* ./
 COPY migrations migrations
 COPY queuectl queuectl
 RUN ["python", "-m", "uv", "build", "--wheel", "--out-dir", "/dist"]
-RUN ["python", "-m", "uv", "export", "--locked", "--no-dev", "--no-emit-project", "--output-file", "/dist/requirements.txt"]
+RUN ["python", "-m", "uv", "export", "--locked", "--no-dev", "--extra", "uvloop", "--no-emit-project", "--output-file", "/dist/requirements.txt"]
 RUN ["python", "-m", "venv", "--without-pip", "/opt/queuectl"]
 RUN ["python", "-m", "uv", "pip", "install", "--python", "/opt/queuectl", "--no-cache", "--require-hashes", "--requirements", "/dist/requirements.txt"]
 RUN ["python", "-m", "uv", "pip", "install", "--python", "/opt/queuectl", "--no-cache", "--no-deps", "--no-index", "--find-links", "/dist", "queuectl"]

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +41,8 @@ def run(
 
         upgrade(url)
         try:
-            asyncio.run(_run(settings, url))
+            with asyncio.Runner(loop_factory=_faster_loop()) as runner:
+                runner.run(_run(settings, url))
         except WrongCluster as error:
             if settings.database_url:
                 raise
@@ -59,6 +60,15 @@ def upgrade(database_url: DatabaseUrl = None, data: Data = None) -> None:
 
         migrate.upgrade(url)
         typer.echo(migrate.current(url))
+
+
+def _faster_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes uvloop's event loop, if that extra is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 async def _run(settings: "Settings", database_url: str) -> None:

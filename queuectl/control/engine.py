@@ -135,10 +135,10 @@ class Engine:
             metrics.READY_WAIT.labels(workload.queue).observe(max(0.0, now - attempt.admitted_at))
         if move.end is not None:
             metrics.ENDED.labels(move.end.why.code).inc()
+        cause = move.end or move.shrink
         log.info(
             "attempt moved", job=workload.name, namespace=workload.namespace, uid=move.uid, attempt=move.attempt,
-            to=move.to.value, why=str(move.end.why) if move.end else None,
-            done=len(move.done.pods) if move.done else None,
+            to=move.to.value, why=str(cause.why) if cause else None, done=len(move.done.pods) if move.done else None,
         )  # fmt: skip
         self._world.moved(move, now)
         self._reporter.moved(move)
@@ -212,15 +212,11 @@ class Engine:
 
     def _update_gauges(self) -> None:
         world = self._world
-        waiting = Counter(dict.fromkeys(world.queues, 0))
-        active = Counter(dict.fromkeys(world.queues, 0))
-        for workload in world.workloads.values():
-            if workload.state is not WorkloadState.FINISHED:
-                (waiting if workload.state is WorkloadState.QUEUED else active)[workload.queue] += 1
-        for gauge, counts in ((metrics.PENDING, waiting), (metrics.ACTIVE, active)):
+        for gauge, state in ((metrics.PENDING, WorkloadState.QUEUED), (metrics.ACTIVE, WorkloadState.ACTIVE)):
             gauge.clear()
-            for name, count in counts.items():
-                gauge.labels(name).set(count)
+            counts = +world.standing[state]
+            for name in world.queues.keys() | counts.keys():
+                gauge.labels(name).set(counts[name])
         waits = world.plan.waits
         reasons = waits.codes() if isinstance(waits, Waits) else Counter[str]()  # no plan has been made yet
         metrics.WAIT_REASONS.clear()

@@ -7,7 +7,7 @@ by one costs a few writes.
 
 import asyncio
 import uuid
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 
@@ -111,7 +111,9 @@ class Reporter:
         workload = self._world.workloads.get(move.uid)
         if move.done is not None:
             return  # the status says it; a gang may have thousands of pods that end one by one
-        if move.end is not None:
+        if move.shrink is not None:
+            self.event(move.uid, move.shrink.why, warning=True)
+        elif move.end is not None:
             self.event(move.uid, move.end.why, warning=move.end.exit_code != 0)
         elif workload is not None and move.to in {AttemptState.RESERVED, AttemptState.RUNNING}:
             self.event(move.uid, status.reason(workload, attempt, None, ()))
@@ -266,20 +268,15 @@ class Reporter:
                     log.warning("queue status not written", queue=queue.name, error=str(error))
 
     def _queue_statuses(self) -> Iterator[tuple[Queue, status.Status]]:
-        waiting: Counter[str] = Counter()
-        active: Counter[str] = Counter()
-        for workload in self._world.workloads.values():
-            counts = waiting if workload.state is WorkloadState.QUEUED else active
-            if workload.state is not WorkloadState.FINISHED:
-                counts[workload.queue] += 1
+        standing = self._world.standing
         broken = broken_queues(self._world.queues)
         for name, queue in list(self._world.queues.items()):
             yield (
                 queue,
                 status.of_queue(
                     queue,
-                    pending=waiting[name],
-                    running=active[name],
+                    pending=standing[WorkloadState.QUEUED][name],
+                    running=standing[WorkloadState.ACTIVE][name],
                     used=self._world.holdings.used,
                     problem=self._problem(queue, broken.get(name, "")),
                     now=self._now(),

@@ -12,7 +12,7 @@ from queuectl.core.lifecycle import next_move
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Shrink, Workload
-from queuectl.model.plan import Admission, Eviction, Plan, Preempt
+from queuectl.model.plan import Admission, Eviction, Plan, Preempt, TakeBack
 from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.reasons import CAUSES, Reason, Why, why
 
@@ -96,10 +96,7 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
     starting = [*decided.admissions, *(preempt.admission for preempt in decided.preemptions)]
     return Decided(
         plan=decided,
-        evictions=[
-            Move(uid, world.attempts[uid].number, AttemptState.ENDING, End(cause, Outcome.REQUEUE))
-            for uid, cause in decided.evictions
-        ],
+        evictions=[_taken_back(uid, world.attempts[uid].number, back) for uid, back in decided.evictions],
         admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
         preemptions=[
             (preempt, world.jobs[preempt.admission.uid].generation, _leaves(world, preempt, dict(decided.evictions)))
@@ -131,6 +128,12 @@ def plan_again(world: World, decided: Plan, refused: Collection[str]) -> bool:
             world.changes.nodes |= {placement.node for placement in admission.placements}
             world.changes.queues.add(world.workloads[admission.uid].queue)
     return bool(refused) or bool(admissions and decided.waits)
+
+
+def _taken_back(uid: str, attempt: int, back: TakeBack) -> Move:
+    if back.part is None:
+        return Move(uid, attempt, AttemptState.ENDING, End(back.why, Outcome.REQUEUE))
+    return Move(uid, attempt, AttemptState.SHRINKING, shrink=Shrink(back.why, back.part))
 
 
 def _leaves(world: World, preempt: Preempt, evicted: Collection[str]) -> dict[str, Leave]:

@@ -4,6 +4,7 @@ Informers tell it of changes; the engine tells it what the ledger has committed.
 what has changed since the last look, so that a cycle costs what changed and not what exists.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -34,7 +35,7 @@ from queuectl.model.objects import (
 from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import times, total
+from queuectl.model.resources import Resources, times, total
 from queuectl.model.work import Work
 
 AttemptKey = tuple[str, int]  # workload uid, number
@@ -71,6 +72,7 @@ class World:
         self.budgets = Budgets()
         self.jobs: dict[str, Job] = {}
         self.workloads: dict[str, Workload] = {}
+        self.standing = {state: Counter[str]() for state in WorkloadState}  # how many workloads of each queue
         self.attempts: dict[str, Attempt] = {}  # active ones, by workload uid
         self.pods: dict[AttemptKey, dict[PodKey, Pod]] = {}
         self._cleared: dict[
@@ -85,7 +87,8 @@ class World:
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
         self._on_node: dict[str, set[str]] = {}  # node → workloads with a reservation there
-        self._barred: dict[str, int] = {}  # workload → generation whose pods the API server finds invalid
+        self._held = Held()  # of queues with limits
+        self._counted_in: dict[str, tuple[Queue, str, str, Resources]] = {}  # what is counted there, by workload uid
         self._seq = 0
         self._back_off = back_off
         self._replant = True
@@ -209,7 +212,8 @@ class World:
     def load(self, workloads: Iterable[Workload], attempts: Iterable[Attempt], max_seq: int) -> None:
         """Take in the ledger as it is at the start of a term."""
         self._seq = max_seq
-        self.workloads = {workload.uid: workload for workload in workloads}
+        for workload in workloads:
+            self._keep(workload)
         for attempt in attempts:
             self.admitted(attempt)
         self.changes = Changes(set(self.fleet.node_names()), set(self.queues), set(self.jobs))
@@ -220,10 +224,9 @@ class World:
         """Count a new attempt's reservations."""
         workload = self.workloads[attempt.uid]
         first = attempt.admitted_at if workload.first_admitted_at is None else workload.first_admitted_at
-        self.workloads[attempt.uid] = replace(
-            workload, state=WorkloadState.ACTIVE, attempt=attempt.number, first_admitted_at=first
-        )
+        self._keep(replace(workload, state=WorkloadState.ACTIVE, attempt=attempt.number, first_admitted_at=first))
         self.attempts[attempt.uid] = attempt
+        self._count_held(attempt.uid)
         self.holdings.add(self.workloads[attempt.uid], attempt)
         if attempt.holds:
             for part in attempt.parts:
@@ -239,6 +242,9 @@ class World:
 
     def moved(self, move: Move, now: float) -> None:
         """Take in a move that the ledger has committed."""
+        if move.shrink is not None:
+            self.shrinks(move.uid, move.shrink)
+            return
         attempt, workload = self.attempts[move.uid], self.workloads[move.uid]
         if move.done is not None:
             self._done(attempt, move.done, now)
@@ -261,7 +267,7 @@ class World:
             self._leave_claims((attempt.uid, attempt.number))
             self.touched |= self.holdings.claims
         if move.to is AttemptState.RUNNING:
-            self.workloads[move.uid] = replace(workload, late_starts=0)
+            self._keep(replace(workload, late_starts=0))
             self.changes.candidates = self.changes.candidates or before.leaving is not None
             self._ready_or_not(move.uid)
         if move.to is AttemptState.RESERVED:
@@ -283,7 +289,7 @@ class World:
         self.restated.add(uid)
 
     def shrinks(self, uid: str, shrink: Shrink) -> None:
-        """Take in that the ledger has promised a part of a workload's room to somebody; the rest runs on."""
+        """Take in that a workload gives up a part of its room; the rest runs on."""
         self.attempts[uid] = self.attempts[uid].shrinking(shrink)
         self.holdings.update(self.attempts[uid])
         self.touched.add(uid)
@@ -296,9 +302,10 @@ class World:
 
     def forget(self, uid: str) -> None:
         """Forget a workload that is over, its object gone or going."""
-        self.workloads.pop(uid, None)
+        known = self.workloads.pop(uid, None)
+        if known is not None:
+            self.standing[known.state][known.queue] -= 1
         self._stale.add(uid)
-        self._barred.pop(uid, None)
 
     # What the engine asks
 
@@ -326,7 +333,7 @@ class World:
                 continue
             workload = replace(known, queue=gang.queue, priority=self._priority(job))
             if self.workloads.get(uid) != workload:
-                self.workloads[uid] = workload
+                self._keep(workload)
                 self._stale.add(uid)
                 result.append(workload)
         return result
@@ -337,6 +344,8 @@ class World:
         if self._replant:
             self.holdings.plant(self.queues, broken)
             self._replant = False
+            for uid in self.attempts:  # other limits may hold now
+                self._count_held(uid)
             self.touched |= self.holdings.claims  # quotas may no longer hold what they were promised
         at = self.waiting.wake_at()
         self._forgive(all_of_them=at is not None and at <= now)  # the end of a back-off comes from outside, too
@@ -358,7 +367,7 @@ class World:
             past=self.history.past(now),
             policy=self.policy,
             namespaces=self.namespaces,
-            held=self._held(),
+            held=self._held,
         )
 
     def _waits(self, uid: str) -> bool:
@@ -377,8 +386,9 @@ class World:
                 problem=f"PriorityClass {job.priority_class} does not exist; create it or name another",
             )
         workload = self.workloads.get(uid)
-        if self._barred.get(uid) == job.generation and workload is not None and workload.last_end is not None:
-            return workload.last_end.why
+        end = workload.last_end if workload else None
+        if end is not None and end.barred == job.generation:
+            return end.why
         return job.problem
 
     def view(self, uid: str, now: float) -> View | None:
@@ -468,6 +478,7 @@ class World:
             self._on_node[placement.node].discard(before.uid)
         for placement in self.attempts[before.uid].held:
             self._on_node[placement.node].add(before.uid)
+        self._count_held(before.uid)
 
     def _pods_of(self, attempt: Attempt) -> Mapping[PodKey, Pod]:
         """Return an attempt's pods. One that was removed after it had succeeded is still done, not lost."""
@@ -480,18 +491,21 @@ class World:
         if end is None:
             raise ValueError(f"attempt {attempt.number} of {workload.uid} ended without an end")
         requeued = end.outcome is Outcome.REQUEUE
-        self.workloads[workload.uid] = replace(
-            workload,
-            state=WorkloadState.QUEUED if requeued else WorkloadState.FINISHED,
-            failures=workload.failures + end.charged,
-            late_starts=workload.late_starts + end.late,
-            not_before=end.not_before,
-            preemptions=workload.preemptions + (attempt.holds and end.why.reason is Reason.PREEMPTED),
-            requeued_at=now,
-            last_end=end,
-            finished_at=None if requeued else now,
+        self._keep(
+            replace(
+                workload,
+                state=WorkloadState.QUEUED if requeued else WorkloadState.FINISHED,
+                failures=workload.failures + end.charged,
+                late_starts=workload.late_starts + end.late,
+                not_before=end.not_before,
+                preemptions=workload.preemptions + (attempt.holds and end.why.reason is Reason.PREEMPTED),
+                requeued_at=now,
+                last_end=end,
+                finished_at=None if requeued else now,
+            )
         )
         del self.attempts[workload.uid]
+        self._count_held(workload.uid)
         self._cleared.pop((workload.uid, attempt.number), None)
         self._stale.add(workload.uid)
         if attempt.holds:
@@ -506,8 +520,6 @@ class World:
         self.restated |= self.holdings.claims  # they say for whom they wait
         if end.why.reason not in _OF_OURS:
             self._stir(workload.queue)
-        if end.why.reason is Reason.MISCONFIGURED:
-            self._barred[workload.uid] = attempt.generation
         self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile
 
     def _leave_claims(self, victim: AttemptKey) -> None:
@@ -552,16 +564,25 @@ class World:
         self.changes.nodes.add(node)
         self.touched |= self._on_node.get(node, set())
 
-    def _held(self) -> Held:
-        """Count what jobs hold, or are promised, of queues with limits."""
-        held, those = Held(), {name for name, queue in self.queues.items() if limited(queue)}
-        for uid, attempt in self.attempts.items() if those else ():
-            workload, job = self.workloads[uid], self.jobs.get(uid)
-            if workload.queue in those:
-                user = job.gang.user if job else ""
-                amounts = total(times(dict(p.requests), p.pods) for p in attempt.held)
-                held.add(self.queues[workload.queue], workload.namespace, user, amounts)
-        return held
+    def _keep(self, workload: Workload) -> None:
+        """Have a workload as it is now."""
+        before = self.workloads.get(workload.uid)
+        if before is not None:
+            self.standing[before.state][before.queue] -= 1
+        self.workloads[workload.uid] = workload
+        self.standing[workload.state][workload.queue] += 1
+
+    def _count_held(self, uid: str) -> None:
+        """Count anew what a workload's job holds, or is promised, of a queue with limits."""
+        if uid in self._counted_in:
+            self._held.remove(*self._counted_in.pop(uid))
+        workload, attempt, job = self.workloads[uid], self.attempts.get(uid), self.jobs.get(uid)
+        queue = self.queues.get(workload.queue)
+        if attempt is not None and queue is not None and limited(queue):
+            amounts = total(times(dict(p.requests), p.pods) for p in attempt.held)
+            counted = (queue, workload.namespace, job.gang.user if job else "", amounts)
+            self._counted_in[uid] = counted
+            self._held.add(*counted)
 
     def _places(self, attempt: Attempt) -> dict[str, Place]:
         job = self.jobs.get(attempt.uid)
@@ -630,13 +651,15 @@ class World:
 
     def _state(self, queue: str) -> tuple[int, int]:
         """Return what tells a state of things from others, as far as it comes from outside."""
-        node = self.holdings.later.nodes.get(queue)
-        return (self._version, self._stirs.get(node.root.name if node else queue, 0))
+        return (self._version, self._stirs.get(self._root(queue), 0))
 
     def _stir(self, queue: str) -> None:
-        node = self.holdings.later.nodes.get(queue)
-        root = node.root.name if node else queue
+        root = self._root(queue)
         self._stirs[root] = self._stirs.get(root, 0) + 1
+
+    def _root(self, queue: str) -> str:
+        node = self.holdings.later.nodes.get(queue)
+        return node.root.name if node else queue
 
     def _forgive(self, *, all_of_them: bool) -> None:
         """Let those preempt again for whom something has changed from outside since they did.

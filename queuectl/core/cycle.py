@@ -34,15 +34,15 @@ def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decide one cycle: which waiting gangs start where, who gives way, and why each other gang waits.
 
-    1. Gangs that a lowered quota no longer covers, or whose queue is drained, go back to their queues. Their room is
-    free once they are gone, for whoever comes first. 2. Each queue's gangs stand in line. 3. The first of each line is nominated: flavors, nodes and, if it needs
+    1. Gangs that a lowered quota no longer covers, or whose queue is drained, go back to their queues, or give up a
+    part. Their room is free once they are gone, for whoever comes first. 2. Each queue's gangs stand in line. 3. The first of each line is nominated: flavors, nodes and, if it needs
     any, victims. 4. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
     why it waits. 5. The next in its line becomes a head, until all lines are through.
 
     Pure: the same snapshot gives the same plan. ``now`` is in Unix seconds.
     """
     leaving = evictions(snapshot, now)
-    decided = _Cycle(snapshot.leaving(leaving.keys()).copy(), now).run()
+    decided = _Cycle(snapshot.leaving(leaving), now).run()
     return replace(decided, evictions=tuple(leaving.items()))
 
 

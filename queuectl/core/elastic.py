@@ -1,7 +1,8 @@
 """Parts of a gang, without which it runs on: its elastic part, the pods above the fewest of each role; pods that are done."""
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import count, islice
 
@@ -74,6 +75,16 @@ def last(part: Portion, pods: Mapping[str, int]) -> Portion:
             left[p.role] -= number
             placements.append(replace(p, pods=number))
     return Portion(tuple(reversed(placements)), _charged(placements, part.quota))
+
+
+def fewest(part: Portion, are_enough: Callable[[Portion], bool]) -> Portion:
+    """Return the fewest pods of a part that are enough, of each role as it can spare them; all when no fewer are."""
+    most = pods_of(part.placements)
+
+    def some(number: int) -> Portion:
+        return last(part, alike(most, number))
+
+    return some(bisect_left(range(part.pods), True, key=lambda number: are_enough(some(number))))  # noqa: FBT003
 
 
 def _charged(placements: Iterable[Placement], quota: Mapping[Cell, int]) -> dict[Cell, int]:

@@ -104,7 +104,8 @@ def refused(view: View, pod: str, problem: str, *, permanent: bool) -> End:
     tried again.
     """
     if permanent:
-        return End(why(Reason.MISCONFIGURED, field=f"pod {pod}", problem=problem), Outcome.REQUEUE)
+        cause = why(Reason.MISCONFIGURED, field=f"pod {pod}", problem=problem)
+        return End(cause, Outcome.REQUEUE, barred=view.attempt.generation)
     return _again_later(view, why(Reason.PODS_REFUSED, pod=pod, problem=problem))
 
 

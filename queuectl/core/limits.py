@@ -42,6 +42,17 @@ class Held:
             for resource, _ in limit.cap.max_resources:
                 self.amounts[limit.key, resource] += amounts.get(resource, 0)
 
+    def remove(self, queue: Queue, namespace: str, user: str, amounts: Resources) -> None:
+        """Stop counting a job's room, all of it as it was added."""
+        for limit in _limits(queue, namespace, user):
+            self.jobs[limit.key] -= 1
+            for resource, _ in limit.cap.max_resources:
+                self.amounts[limit.key, resource] -= amounts.get(resource, 0)
+                if not self.jobs[limit.key]:  # users come and go
+                    del self.amounts[limit.key, resource]
+            if not self.jobs[limit.key]:
+                del self.jobs[limit.key]
+
     def copy(self) -> Self:
         """Return a copy to count on in."""
         return type(self)(self.jobs.copy(), self.amounts.copy())

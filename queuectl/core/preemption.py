@@ -8,14 +8,13 @@ LOWEST_PRIORITY. LEAST_WORK_LOST tries several orders, keeps what costs least, a
 The searches are of one gang against one tree, and leave it as they found it.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Protocol
 
-from queuectl.core.elastic import alike, last, pods_of
+from queuectl.core.elastic import fewest
 from queuectl.core.tree import Node, Share, Tree
 from queuectl.model.plan import Placement, Portion
 from queuectl.model.policy import Amounts, Cause, Cell, FairRule, Preemption, Reclaim, VictimChoice, Within
@@ -436,10 +435,11 @@ def _pieces(gang: Running) -> list[Running]:
         covered=left,
         elastic=None,
     )
-    return [_gives_up(gang, part), rest]
+    return [giving_up(gang, part), rest]
 
 
-def _gives_up(gang: Running, part: Portion) -> Running:
+def giving_up(gang: Running, part: Portion) -> Running:
+    """Return the piece of an elastic gang that it gives up."""
     return replace(
         gang, uid=f"{gang.uid}/{part.pods}", of=gang, gives_up=True, usage=part.quota, placements=part.placements,
         covered=gang.elastic_covered, elastic=None,
@@ -478,20 +478,17 @@ def _joined(world: Field, ask: Ask, pieces: Sequence[Victim], *, borrowing: bool
 def _take_less(trial: _Trial, victim: Victim) -> None:
     """Take the fewest pods of a gang with which it still fits, of each of its roles as it can spare them."""
     gang = victim.gang.of or victim.gang
-    part, most = Portion(victim.gang.placements, victim.gang.usage), pods_of(victim.gang.placements)
 
-    def less(count: int) -> Victim:
-        return Victim(_gives_up(gang, last(part, alike(most, count))), victim.cause)
-
-    def fits(count: int) -> bool:
-        trial.take(less(count))
+    def fits(part: Portion) -> bool:
+        less = Victim(giving_up(gang, part), victim.cause)
+        trial.take(less)
         fits = trial.fits()
-        trial.put_back(less(count))
+        trial.put_back(less)
         return fits
 
     trial.put_back(victim)
-    enough = bisect_left(range(part.pods), True, key=fits)  # noqa: FBT003 - what is looked for
-    trial.take(less(enough))
+    part = fewest(Portion(victim.gang.placements, victim.gang.usage), fits)
+    trial.take(Victim(giving_up(gang, part), victim.cause))
 
 
 # Without fair sharing

@@ -1,6 +1,6 @@
 """One cycle's view of the world."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -13,7 +13,7 @@ from queuectl.core.preemption import Running, there
 from queuectl.core.tree import Tree
 from queuectl.core.usage import Past
 from queuectl.model.objects import Flavor, Gang, Queue
-from queuectl.model.plan import Admission, Portion
+from queuectl.model.plan import Admission, Portion, TakeBack
 from queuectl.model.policy import Amounts, FairRule, Preemption
 
 
@@ -58,16 +58,29 @@ class Snapshot:
         """Each queue's rules of preemption."""
         return {name: queue.preemption for name, queue in self.queues.items()}
 
-    def leaving(self, uids: Collection[str]) -> Self:
-        """Return the snapshot with these workloads on their way out."""
-        if not uids:
-            return self
-        running, left = {}, dict(self.budgets)
+    def leaving(self, back: Mapping[str, TakeBack]) -> Self:
+        """Return a copy with these workloads on their way out, or with the parts that they give up."""
+        view = self.copy()
+        if not back:
+            return view
+        running: dict[str, list[Running]] = {}
         for queue, gangs in self.running.items():
-            running[queue] = [replace(gang, evicting=True) if gang.uid in uids else gang for gang in gangs]
-            for key, pods in (covered for gang in gangs if gang.uid in uids for covered in gang.covered):
-                left[key] = left.get(key, 0) - pods
-        return replace(self, running=running, budgets=left, versions=None)  # what is known was with them
+            running[queue] = []
+            for gang in gangs:
+                if gang.uid not in back:
+                    running[queue].append(gang)
+                    continue
+                part = back[gang.uid].part
+                for key, pods in gang.covered if part is None else gang.elastic_covered:
+                    view.budgets[key] = view.budgets.get(key, 0) - pods
+                if part is None:
+                    running[queue].append(replace(gang, evicting=True))
+                    continue
+                view.later.remove(queue, part.quota)  # nobody takes any more of it until these pods are gone
+                if view.fleet is not None:
+                    for p in part.placements:
+                        view.fleet.reserve(p.node, p.requests, -p.pods, now=False)
+        return replace(view, running=running, versions=None)  # what is known was with them
 
     def copy(self) -> Self:
         """Return a snapshot in which gangs can be assumed."""

@@ -2,16 +2,20 @@
 
 A gang is taken back only where the quota of its own queue, or of one above it, is used beyond its bound; what a queue
 borrows within bounds it keeps. Whoever is on the way out anyway is counted as gone, and nobody is told to go twice.
+Elastic gangs first give up pods that they can do without.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from queuectl.core.elastic import fewest
 from queuectl.core.limits import stopped_by
-from queuectl.core.preemption import Running, victim_order
+from queuectl.core.preemption import Running, giving_up, victim_order
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import Node, Tree
+from queuectl.model.objects import Queue
+from queuectl.model.plan import Portion, TakeBack
 from queuectl.model.policy import Cell, OverQuota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity
@@ -21,15 +25,15 @@ MAX_EVICTIONS = 500  # in one cycle; the next one goes on when they have left
 _DRAINING = (StopPolicy.HOLD_AND_DRAIN,)
 
 
-def evictions(snapshot: Snapshot, now: float) -> dict[str, Why]:
-    """Return the workloads that go back to their queues now, and why. The snapshot is left as it is.
+def evictions(snapshot: Snapshot, now: float) -> dict[str, TakeBack]:
+    """Return the workloads that go back to their queues now or give up a part. The snapshot is left as it is.
 
     A drained queue sends back all that it has, of whatever kind. A lowered quota leaves those who are not
     preemptible. Disruption budgets are kept to by both: who is covered by a spent one goes in a later cycle.
     """
     budgets = dict(snapshot.budgets)
     drained = {
-        gang.uid: why(Reason.QUEUE_DRAINED, queue=by.name)
+        gang.uid: TakeBack(why(Reason.QUEUE_DRAINED, queue=by.name))
         for queue, gangs in _everybody(snapshot).items()
         for by in [stopped_by(snapshot.queues, queue, _DRAINING)]
         for gang in gangs
@@ -70,34 +74,31 @@ def _leaves(gang: Running) -> bool:
 
 def _spend(budgets: dict[str, int], gang: Running) -> bool:
     """Take the gang's pods from the disruption budgets that cover them; False when one of them has too little."""
-    if not _allow(budgets, gang):
+    if any(budgets.get(key, 0) < pods for key, pods in gang.covered):
         return False
     for key, pods in gang.covered:
         budgets[key] -= pods
     return True
 
 
-def _allow(budgets: Mapping[str, int], gang: Running) -> bool:
-    return all(budgets.get(key, 0) >= pods for key, pods in gang.covered)
-
-
 @dataclass
 class _Search:
     tree: Tree  # without those who are leaving
     snapshot: Snapshot
-    leaving: set[str]  # and who is taken
+    leaving: set[str]
     budgets: dict[str, int]
     now: float
-    taken: list[tuple[Running, Why]] = field(default_factory=list)
+    taken: dict[str, tuple[Running, Why]] = field(default_factory=dict)  # by uid: gangs, or pieces that they give up
     lines: dict[tuple[str, Cell], list[Running]] = field(default_factory=dict)  # by queue: who may go, in order
 
-    def run(self) -> dict[str, Why]:
+    def run(self) -> dict[str, TakeBack]:
         for node in _leaves_first(self.tree):
             if node.name in self.snapshot.broken_queues:
                 continue  # its parents may be there again in a moment
             for cell in sorted(node.usage):
                 self._take_back(node, cell)
-        return {gang.uid: cause for gang, cause in self._needed()}
+        self._give_back()
+        return {uid: _told(gang, cause) for uid, (gang, cause) in self.taken.items()}
 
     def _take_back(self, node: Node, cell: Cell) -> None:
         flavor, resource = cell
@@ -112,10 +113,21 @@ class _Search:
             gang = self._next(node, cell, excess)
             if gang is None or len(self.taken) >= MAX_EVICTIONS:
                 return  # the others may not be taken; the queue starts nothing until they have ended
-            _spend(self.budgets, gang)
-            self.tree.remove(gang.queue, gang.usage)
-            self.leaving.add(gang.uid)
-            self.taken.append((gang, cause))
+            self._take(gang, cause)
+
+    def _take(self, gang: Running, cause: Why) -> None:
+        """Take a gang or a piece of it. Who goes whole after its piece takes that along."""
+        if gang.uid in self.taken:
+            self._put_back(gang.uid)
+        _spend(self.budgets, gang)
+        self.tree.remove(gang.queue, gang.usage)
+        self.taken[gang.uid] = (gang, cause)
+
+    def _put_back(self, uid: str) -> None:
+        gang, _ = self.taken.pop(uid)
+        self.tree.add(gang.queue, gang.usage)
+        for key, pods in gang.covered:
+            self.budgets[key] += pods
 
     def _next(self, top: Node, cell: Cell, excess: int) -> Running | None:
         """Return the next to go of those who use more than their own, in the least entitled queue that has any.
@@ -129,13 +141,23 @@ class _Search:
                 return found
         if top.direct(cell) <= top.quota(cell).nominal:
             return None
-        line = self._line(top.name, cell)
-        open_to = (gang for gang in line if gang.uid not in self.leaving and _allow(self.budgets, gang))
+        open_to = (gang for gang in self._line(top.name, cell) if self._is_open(gang, cell))
         first = next(open_to, None)
-        if first is None or first.usage[cell] <= excess:
+        if first is None or self._frees(first, cell) <= excess:
             return first
         # Not all that it has is of use: others may cost less for what is.
-        return min((first, *open_to), key=lambda gang: self._order(gang, min(excess, gang.usage[cell])))
+        return min((first, *open_to), key=lambda gang: self._order(gang, min(excess, self._frees(gang, cell))))
+
+    def _is_open(self, gang: Running, cell: Cell) -> bool:
+        if gang.uid in self.leaving or self._frees(gang, cell) <= 0:
+            return False
+        kept = dict(self.taken[gang.uid][0].covered) if gang.uid in self.taken else {}
+        return all(self.budgets.get(key, 0) + kept.get(key, 0) >= pods for key, pods in gang.covered)
+
+    def _frees(self, gang: Running, cell: Cell) -> int:
+        """Return how much more would be free if the gang, or the piece, went too."""
+        taken = self.taken[gang.uid][0].usage.get(cell, 0) if gang.uid in self.taken else 0
+        return gang.usage.get(cell, 0) - taken
 
     def _line(self, name: str, cell: Cell) -> list[Running]:
         """Return who may go of a queue, the first to go first if all that they have is of use."""
@@ -143,39 +165,71 @@ class _Search:
             queue = self.snapshot.queues.get(name)
             gives = queue is not None and queue.over_quota is OverQuota.TAKE_BACK
             running = self.snapshot.running.get(name, ()) if gives else ()
-            users = [g for g in running if g.preemptible and g.instead is None and g.usage.get(cell, 0) > 0]
+            whole = [g for g in running if g.preemptible and g.instead is None]
+            pieces = [_piece(g, g.elastic) for g in whole if g.elastic and _in_pieces(queue)]
+            users = [g for g in (*whole, *pieces) if g.usage.get(cell, 0) > 0]
             self.lines[name, cell] = sorted(users, key=lambda gang: self._order(gang, gang.usage[cell]))
         return self.lines[name, cell]
 
     def _order(self, gang: Running, useful: int) -> tuple[object, ...]:
-        """Order of going: 1. lower priority 2. newer, where the older could at once take its room back.
+        """Order of going: 1. who only gives up a piece 2. lower priority 3. newer, where the older could take it back.
 
-        3. Unless the queue has it otherwise: less work lost for each unit of what is needed (the greedy weighted
+        4. Unless the queue has it otherwise: less work lost for each unit of what is needed (the greedy weighted
         set cover of Chvatal 1979), then the order of taking.
         """
         rules = self.snapshot.rules[gang.queue]
         newest = rules.within_queue is Within.LOWER_OR_NEWER_EQUAL_PRIORITY
         price = gang.price(self.now) if rules.victims is VictimChoice.LEAST_WORK_LOST else NO_WORK
         return (
+            not gang.gives_up,
             gang.priority,
             -gang.submitted_at if newest else 0.0,
             *((amount << 20) // useful for amount in price),
             victim_order(gang, gang.queue),
         )
 
-    def _needed(self) -> Sequence[tuple[Running, Why]]:
-        """Give back, the last taken first, whoever makes nothing exceed its bound by more."""
-        needed = list(self.taken)
-        for gang, cause in reversed(self.taken):
-            node = self.tree.nodes[gang.queue]
-            line = (node, *node.ancestors())
-            before = [above.over(cell) for above in line for cell in gang.usage]
-            self.tree.add(gang.queue, gang.usage)
-            if [above.over(cell) for above in line for cell in gang.usage] == before:
-                needed.remove((gang, cause))
-            else:
-                self.tree.remove(gang.queue, gang.usage)
-        return needed
+    def _give_back(self) -> None:
+        """Give back, the last taken first, whoever makes nothing exceed its bound by more; and so with pods of pieces."""
+        for uid in reversed(list(self.taken)):
+            gang, cause = self.taken[uid]
+            left = self._excess(gang)
+            self._put_back(uid)
+            if self._excess(gang) != left:
+                self._take(self._fewest(gang, left) if gang.gives_up else gang, cause)
+
+    def _fewest(self, piece: Running, left: Sequence[int]) -> Running:
+        """Return the fewest pods of a piece without which no more than this is exceeded."""
+
+        def are_enough(part: Portion) -> bool:
+            self.tree.remove(piece.queue, part.quota)
+            enough = self._excess(piece) == left
+            self.tree.add(piece.queue, part.quota)
+            return enough
+
+        return _piece(piece, fewest(Portion(piece.placements, piece.usage), are_enough))
+
+    def _excess(self, gang: Running) -> list[int]:
+        """Return by how much each quota that the gang counts in is exceeded."""
+        node = self.tree.nodes[gang.queue]
+        return [above.over(cell) for above in (node, *node.ancestors()) for cell in sorted(gang.usage)]
+
+
+def _in_pieces(queue: Queue | None) -> bool:
+    """Tell whether elastic gangs of the queue may give up pods; in the peers' order they go whole."""
+    return queue is not None and queue.preemption.victims is not VictimChoice.LOWEST_PRIORITY
+
+
+def _piece(gang: Running, part: Portion) -> Running:
+    """Return what a gang gives up, under the gang's own uid."""
+    return replace(giving_up(gang, part), uid=gang.uid)
+
+
+def _told(gang: Running, cause: Why) -> TakeBack:
+    if not gang.gives_up:
+        return TakeBack(cause)
+    part = Portion(gang.placements, gang.usage)
+    pods = {"gone": part.pods, "before": gang.pods, "after": gang.pods - part.pods}
+    return TakeBack(why(Reason.SHRUNK_FOR_QUOTA, **pods, **cause.facts), part)
 
 
 def _leaves_first(tree: Tree) -> Iterator[Node]:

@@ -41,7 +41,7 @@ class History:
         self._change(queue, amounts, at, -1)
 
     def recall(self, queue: str, averages: Mapping[Cell, float], at: float) -> None:
-        """Add what attempts that are over by then have left behind, as the average of that time."""
+        """Add what was held before then, and is no longer, as it is in the average of that time."""
         for cell, amount in averages.items() if self.half_life else ():
             average = self._at(queue, cell, at)
             average.gap -= amount * self._left(average.at - at)

@@ -7,7 +7,7 @@
                   └──────────┴──────────┴──────────┴────────────┴─────────┘
 
 An attempt that preempts others begins Claimed and becomes Reserved when all of them are gone from its room; any other
-begins Reserved. A Running one is Shrinking while it gives up its elastic part to another. Each arrow is one Move, written
+begins Reserved. A Running one is Shrinking while it gives up its elastic part. Each arrow is one Move, written
 by the ledger in one transaction together with the step that carries it out. A Move to where an attempt is already says
 that some of its pods are done while the others run on.
 """
@@ -81,6 +81,7 @@ class End:
     charged: bool = False  # counts against backoffLimit
     late: bool = False  # counts for the start back-off
     exit_code: int | None = None  # of the pod that decided it
+    barred: int | None = None  # the job's generation with which it is not tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +105,16 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One arrow of an attempt's life. ``end`` is given exactly with a move to ENDING, ``done`` with one to no other state."""
+    """One arrow of an attempt's life.
+
+    ``end`` is given with all moves to ENDING, ``shrink`` with all to SHRINKING, ``done`` with one to no other state.
+    """
 
     uid: str
     attempt: int
     to: AttemptState
     end: End | None = None
+    shrink: Shrink | None = None
     done: Done | None = None
 
 

@@ -118,6 +118,14 @@ def waiting_for(victims: Sequence[Eviction]) -> Why:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeBack:
+    """Why a gang goes back to its queue for nobody's sake; or only gives up a part, and the rest runs on."""
+
+    why: Why
+    part: Portion | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The decisions of one admission cycle."""
 
@@ -126,4 +134,4 @@ class Plan:
     waits: Mapping[str, Why] = field(default_factory=dict)  # uid → why it waits
     positions: Mapping[str, int] = field(default_factory=dict)  # uid → place in its queue, from 1
     wake_at: float | None = None  # Unix seconds at which planning is due again, for a time limit ends
-    evictions: tuple[tuple[str, Why], ...] = ()  # uids that go back to their queues, for nobody's sake
+    evictions: tuple[tuple[str, TakeBack], ...] = ()  # uid → what it gives back, for nobody's sake

@@ -65,6 +65,10 @@ class Reason(Enum):
         "Gave up {gone} of {before} pods for {job} of queue {queue}, priority {priority}: {cause}."
         " The other {after} run on."
     )
+    SHRUNK_FOR_QUOTA = (
+        "Gave up {gone} of {before} pods, which the quota no longer covers: in queue {queue}, {used} {resource} in flavor"
+        " {flavor} were in use, and {allowed} may be. The other {after} run on."
+    )
     # given back
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
     QUOTA_TAKEN_BACK = (

@@ -52,9 +52,10 @@ class Accounts:
         inherited = {key for claim, _ in taken if claim.state is AttemptState.CLAIMED for key in claim.victims}
         for victim, part in taken:
             if not victim.claimed and not victim.leaving and (victim.holds or victim.state is AttemptState.CLAIMED):
-                if part is not None:
-                    self._leaving[victim.uid] = self._sums(victim.uid, part)
-                self._promised.subtract(self._leaving.get(victim.uid, self._parts[victim.uid]))
+                if part is None:
+                    self._promised.subtract(self._parts[victim.uid])
+                else:
+                    self.give_up(victim.uid, part)
             elif (victim.uid, victim.number) not in inherited:
                 raise OverbookedError(f"{attempt.uid} is promised room of {victim.uid}, which is not to be had")
         self._promised.update(parts)
@@ -70,6 +71,11 @@ class Accounts:
             return False
         self._reserved.update(parts)
         return True
+
+    def give_up(self, uid: str, part: Portion) -> None:
+        """Promise a part of an attempt to it no more; it has that until ``shrink``."""
+        self._leaving[uid] = self._sums(uid, part)
+        self._promised.subtract(self._leaving[uid])
 
     def shrink(self, uid: str) -> None:
         """Take back what an attempt has given up."""

@@ -35,7 +35,7 @@ MAX_INSTANTS = 100_000
 OVERTAKEN = "Overtaken"  # it had not started yet, so nobody is evicted
 PREEMPTED = "Preempted"  # somebody takes its room
 EVICTED = "Evicted"  # nobody does
-SHRUNK = "Shrunk"  # somebody takes a part of its room
+SHRUNK = "Shrunk"  # it gives up a part of its room
 DONE = "Done"  # some of its pods
 REQUEUED = "Requeued"
 RUNNING = "Running"
@@ -226,6 +226,9 @@ class Clockwork:
         match move.to:
             case AttemptState.RESERVED:
                 self._log(move.uid, "Admitted", self._state(self.world.workloads[move.uid]).why, "Admitted")
+            case AttemptState.SHRINKING if move.shrink is not None:
+                self.accounts.give_up(move.uid, move.shrink.part)
+                self._log(move.uid, SHRUNK, move.shrink.why)
             case AttemptState.RUNNING if before.leaving:
                 self.accounts.shrink(move.uid)
                 self._has_held(before, before.leaving)

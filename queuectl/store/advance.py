@@ -22,12 +22,12 @@ _NEXT = {
     AttemptState.RESERVED: {AttemptState.CREATED, AttemptState.ENDING},
     AttemptState.CREATED: {AttemptState.UNGATED, AttemptState.ENDING},
     AttemptState.UNGATED: {AttemptState.RUNNING, AttemptState.ENDING},
-    AttemptState.RUNNING: {AttemptState.ENDING},  # a preemptor has it shrink
+    AttemptState.RUNNING: {AttemptState.SHRINKING, AttemptState.ENDING},
     AttemptState.SHRINKING: {AttemptState.RUNNING, AttemptState.ENDING},
     AttemptState.ENDING: {AttemptState.ENDED},
     AttemptState.ENDED: set[AttemptState](),
 }
-_TOUCH_ROOM = {AttemptState.RESERVED, AttemptState.ENDED}  # and RUNNING, after SHRINKING
+_TOUCH_ROOM = {AttemptState.RESERVED, AttemptState.SHRINKING, AttemptState.ENDED}  # and RUNNING, after SHRINKING
 _SENTENCES = {
     AttemptState.CREATED: "All pods exist, gated.",
     AttemptState.UNGATED: "Every gate is gone.",
@@ -74,6 +74,8 @@ async def advance(
         ended = {key: attempt for key, attempt in moved.items() if attempt.state is AttemptState.ENDED}
         await attempts.give_back(connection, before, given_back, now=now)
         await attempts.write(connection, epoch, moved, now=now)
+        shrinks = {(move.uid, move.attempt): move.shrink for move in done if move.shrink}
+        await attempts.give_up(connection, {key: shrink for key, shrink in shrinks.items() if key in moved})
         await attempts.unclaim(connection, [key for key, attempt in ended.items() if not attempt.holds])
         await _free(connection, ended, now)
         await rooms.write(connection)
@@ -122,7 +124,8 @@ class _OnTheWay:
     def make(self, move: Move) -> bool:
         """Make a move, if it is legal, and tell whether it was made, now or by an earlier try."""
         attempt = self.held.get((move.uid, move.attempt))
-        if attempt is None or (move.to is AttemptState.ENDING) != (move.end is not None):
+        given = (move.to is AttemptState.ENDING, move.to is AttemptState.SHRINKING and move.done is None)
+        if attempt is None or given != (move.end is not None, move.shrink is not None):
             return False
         if move.done is not None:
             return move.to is attempt.state and move.to in UNDER_WAY and self._finish(move, move.done)
@@ -138,11 +141,20 @@ class _OnTheWay:
         return True
 
     def _account(self, move: Move, attempt: Held) -> bool:
-        """Turn a claim into a reservation, or give back what is gone of an attempt; False when there is no room yet."""
+        """Turn a claim into a reservation, or give back what is gone of an attempt, or will be of what is promised.
+
+        False when there is no room yet, or not what is to be given up.
+        """
         key = (move.uid, move.attempt)
         stake = self.stakes.get(key)
         if stake is None:
             return False
+        if move.shrink is not None:
+            if not stake.attempt.whole.has(move.shrink.part):
+                return False
+            self.rooms.free(stake.of(move.shrink.part), promised=True)
+            attempt.leaving = True
+            return True
         if move.to is AttemptState.RESERVED:
             waits = any(v in self.held and self.held[v].in_the_way for v in self.victims.get(key, ()))
             if waits or not self.rooms.fits_now(stake.amounts):
@@ -180,6 +192,8 @@ class _OnTheWay:
 def _event(move: Move, attempt: Held, stake: Stake | None) -> Event:
     if move.to is AttemptState.ENDING and move.end is not None:
         return told(move.end.why, move.uid, move.attempt)
+    if move.shrink is not None:
+        return told(move.shrink.why, move.uid, move.attempt)
     if move.to is AttemptState.ENDED and attempt.end is not None:
         end = attempt.end
         facts = {"outcome": end.outcome.value, "reason": end.why.code, "exit_code": end.exit_code}

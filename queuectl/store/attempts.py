@@ -244,46 +244,50 @@ async def shrinking(connection: AsyncConnection, of: Collection[AttemptKey]) -> 
 
 
 async def claim(
-    connection: AsyncConnection,
-    claims: Mapping[AttemptKey, AttemptKey],
-    shrinks: Mapping[AttemptKey, Shrink],
+    connection: AsyncConnection, claims: Mapping[AttemptKey, AttemptKey], shrinks: Collection[AttemptKey]
 ) -> None:
-    """Write down who waits for whose room: victim → claimer; and of which victims only a part leaves."""
+    """Write down who waits for whose room: victim → claimer. Of those who shrink only a part is claimed."""
     if not claims:
         return
-    a, r = tables.attempt, tables.reservation
+    a = tables.attempt
     given = rowset(
         [
-            {
-                "uid": uid,
-                "attempt": number,
-                "by_uid": by_uid,
-                "by_attempt": by_attempt,
-                "leaving": quota_to_json(shrink.part.quota) if (shrink := shrinks.get((uid, number))) else None,
-                "shrunk": why_to_json(shrink.why) if shrink else None,
-            }
-            for (uid, number), (by_uid, by_attempt) in sorted(claims.items())
+            {"uid": uid, "attempt": n, "by_uid": by_uid, "by_attempt": by_n, "promised": (uid, n) in shrinks}
+            for (uid, n), (by_uid, by_n) in sorted(claims.items())
         ],
         uid=Text,
         attempt=Integer,
         by_uid=Text,
         by_attempt=Integer,
+        promised=Boolean,
+    )
+    await connection.execute(
+        update(a)
+        .values(promised=given.c.promised, claimed_by_uid=given.c.by_uid, claimed_by_attempt=given.c.by_attempt)
+        .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
+    )
+
+
+async def give_up(connection: AsyncConnection, shrinks: Mapping[AttemptKey, Shrink]) -> None:
+    """Write down which parts attempts give up, and why; they hold them until these pods are gone."""
+    if not shrinks:
+        return
+    a, r = tables.attempt, tables.reservation
+    given = rowset(
+        [
+            {"uid": uid, "attempt": n, "leaving": quota_to_json(shrink.part.quota), "shrunk": why_to_json(shrink.why)}
+            for (uid, n), shrink in sorted(shrinks.items())
+        ],
+        uid=Text,
+        attempt=Integer,
         leaving=JSONB,
         shrunk=JSONB,
     )
     await connection.execute(
         update(a)
-        .values(
-            promised=given.c.leaving.is_not(None),
-            claimed_by_uid=given.c.by_uid,
-            claimed_by_attempt=given.c.by_attempt,
-            leaving=given.c.leaving,
-            shrunk=func.coalesce(given.c.shrunk, a.c.shrunk),
-        )
+        .values(leaving=given.c.leaving, shrunk=given.c.shrunk)
         .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
     )
-    if not shrinks:
-        return
     places = rowset(
         [
             {"uid": uid, "attempt": n, "role": p.role, "flavor": p.flavor, "node": p.node, "pods": p.pods}

@@ -40,7 +40,9 @@ class Loaded:
     workloads: list[Workload]
     attempts: list[Attempt]
     max_seq: int
-    past: dict[str, dict[Cell, float]] = field(default_factory=dict)  # what ended attempts are in queues' averages
+    past: dict[str, dict[Cell, float]] = field(
+        default_factory=dict
+    )  # in queues' averages, what attempts no longer hold
 
 
 class Ledger:
@@ -71,7 +73,7 @@ class Ledger:
     async def load(self, uids: Collection[str] = (), *, half_life: float = 0.0, now: float = 0.0) -> Loaded:
         """Return every workload that is not finished, the finished ones among ``uids``, and all active attempts.
 
-        With a half-life (seconds) also what queues have used by ``now`` (Unix seconds) with attempts that are over.
+        With a half-life (seconds) also what attempts have held by ``now`` (Unix seconds) and hold no longer.
         """
         w, a, r = tables.workload, tables.attempt, tables.reservation
         known = rowset([{"uid": uid} for uid in sorted(uids)], uid=Text)

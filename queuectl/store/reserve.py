@@ -217,6 +217,7 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
     moved = {key: one for key, one in held.items() if one.passed}
     await attempts.write(connection, request.epoch, moved, now=request.now)
     await attempts.unclaim(connection, [key for gang in gangs for key in gang.overtaken])
+    await attempts.give_up(connection, shrinks)
     await attempts.claim(connection, {victim: gang.key for gang in gangs for victim in gang.victims}, shrinks)
     await record(connection, request.epoch, events, now=request.now)
     return CycleResult(

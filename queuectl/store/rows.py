@@ -46,6 +46,7 @@ def end_to_json(end: End | None) -> dict[str, Any] | None:
         "charged": end.charged,
         "late": end.late,
         "exit_code": end.exit_code,
+        "barred": end.barred,
     }
 
 
@@ -60,6 +61,7 @@ def end_from_json(data: Mapping[str, Any] | None) -> End | None:
         charged=data["charged"],
         late=data["late"],
         exit_code=data["exit_code"],
+        barred=data.get("barred"),  # earlier versions did not record it
     )
 
 

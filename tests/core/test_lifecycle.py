@@ -366,7 +366,7 @@ def test_a_node_that_is_gone_with_what_leaves_is_no_loss() -> None:
 @pytest.mark.parametrize(
     ("permanent", "want"),
     [
-        (True, End(why(Reason.MISCONFIGURED, field="pod g-ps-0", problem="no"), Outcome.REQUEUE)),
+        (True, End(why(Reason.MISCONFIGURED, field="pod g-ps-0", problem="no"), Outcome.REQUEUE, barred=1)),
         (False, End(why(Reason.PODS_REFUSED, pod="g-ps-0", problem="no"), Outcome.REQUEUE, NOW + 10, late=True)),
     ],
 )

@@ -1,6 +1,7 @@
 """Who goes back to its queue for nobody's sake, counted anew by hand."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from queuectl.core.snapshot import Snapshot
 from queuectl.core.takeback import evictions
 from queuectl.core.tree import Node, Tree
 from queuectl.model.objects import Queue
+from queuectl.model.plan import Placement, Portion, TakeBack
 from queuectl.model.policy import OverQuota, Preemption, Quota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason
 from tests.support.builders import GPU, flavor, gang, node, role, snapshot
@@ -49,6 +51,22 @@ def view(
     return replace(empty, tree=tree, later=later, running=by_queue)
 
 
+def elastic(uid: str, uses: int, spare: int, queue: str = "q", **given: Any) -> Running:
+    """Return a gang of pods with one GPU each that can do without some of them."""
+    gang = runs(uid, uses, queue, pods=uses, gpus=uses, placements=placed(uses), **given)
+    return replace(gang, elastic=Portion(placed(spare), {CELL: spare})) if spare else gang
+
+
+def placed(pods: int) -> tuple[Placement, ...]:
+    return (Placement("worker", "any", "n", pods, ((GPU, 1),)),)
+
+
+def given_back(queues: list[Queue], *running: Running, **given: Any) -> dict[str, int]:
+    """Return how many pods each gives up, 0 for who goes whole."""
+    found = evictions(view(queues, list(running), **given), NOW)
+    return {uid: back.part.pods if back.part else 0 for uid, back in found.items()}
+
+
 def gone(queues: list[Queue], *running: Running, **given: Any) -> set[str]:
     return set(evictions(view(queues, list(running), **given), NOW))
 
@@ -56,7 +74,7 @@ def gone(queues: list[Queue], *running: Running, **given: Any) -> set[str]:
 def test_the_reason_has_the_numbers() -> None:
     [(uid, cause)] = plan(view([one("q", 4)], [runs("a", 3), runs("b", 3, admitted_at=1.0)]), 0.0).evictions
     assert uid == "b"
-    assert str(cause) == (
+    assert str(cause.why) == (
         "The quota no longer covers it: in queue q, 6 nvidia.com/gpu in flavor any were in use, and 4 may be."
     )
 
@@ -99,6 +117,45 @@ def test_the_least_work_lost_goes_first_unless_the_queue_has_it_otherwise() -> N
     assert gone([one("q", 2, preemption=latest)], dear, saved) == {"dear"}
 
 
+def test_an_elastic_gang_gives_up_what_is_needed_and_no_more() -> None:
+    assert given_back([one("q", 6)], elastic("e", 8, 5)) == {"e": 2}
+    [(_, back)] = evictions(view([one("q", 6)], [elastic("e", 8, 5)]), NOW).items()
+    assert str(back.why) == (
+        "Gave up 2 of 8 pods, which the quota no longer covers: in queue q, 8 nvidia.com/gpu in flavor any were in use,"
+        " and 6 may be. The other 6 run on."
+    )
+
+
+def test_nobody_goes_whole_for_what_others_can_spare() -> None:
+    """Not even those of lower priority: of who gives up pods, no work is lost."""
+    low, high = runs("low", 2), elastic("high", 4, 2, priority=5)
+    assert given_back([one("q", 4)], low, high) == {"high": 2}
+    assert given_back([one("q", 5)], elastic("low", 4, 3), high) == {"low": 3}
+    assert given_back([one("q", 4)], elastic("low", 4, 3), high) == {"low": 3, "high": 1}
+
+
+def test_an_elastic_gang_goes_whole_when_its_part_is_not_enough() -> None:
+    assert given_back([one("q", 1)], elastic("e", 8, 5)) == {"e": 0}
+    # Then others keep what they could have given up.
+    assert given_back([one("q", 4)], elastic("e", 4, 1, priority=1), runs("other", 5)) == {"other": 0}
+
+
+def test_in_the_order_of_the_peers_gangs_go_whole() -> None:
+    latest = Preemption(victims=VictimChoice.LOWEST_PRIORITY)
+    assert given_back([one("q", 6, preemption=latest)], elastic("e", 8, 5)) == {"e": 0}
+
+
+def test_a_part_counts_against_disruption_budgets() -> None:
+    e = replace(elastic("e", 8, 5), covered=(("budget", 8),), elastic_covered=(("budget", 5),))
+    for allowed, want in ((4, {}), (5, {"e": 2}), (8, {"e": 2})):
+        seen = replace(view([one("q", 6)], [e]), budgets={"budget": allowed})
+        assert {uid: back.part.pods for uid, back in evictions(seen, NOW).items() if back.part} == want
+
+
+def test_a_drained_queue_takes_elastic_gangs_whole() -> None:
+    assert given_back([one("q", 6, stop=StopPolicy.HOLD_AND_DRAIN)], elastic("e", 8, 5)) == {"e": 0}
+
+
 def test_who_is_not_preemptible_stays_and_is_drained_all_the_same() -> None:
     fixed, other = runs("fixed", 3, preemptible=False), runs("other", 1)
     assert gone([one("q", 1)], fixed, other) == {"other"}
@@ -110,8 +167,8 @@ def test_disruption_budgets_are_kept_to() -> None:
     free = runs("free", 1, admitted_at=-1.0)
     for stop in (StopPolicy.NONE, StopPolicy.HOLD_AND_DRAIN):
         seen = replace(view([one("q", 1, stop=stop)], [*gangs, free]), budgets={"budget": 3})
-        told = set(evictions(seen, NOW))
-        assert len(told & {"a", "b", "c"}) == 1
+        told = evictions(seen, NOW)
+        assert len(told.keys() & {"a", "b", "c"}) == 1
         assert "free" in told
         # What they spend is not there for preemptors either.
         assert seen.leaving(told).budgets == {"budget": 1}
@@ -176,16 +233,29 @@ def edits(draw: st.DrawFn) -> Snapshot:
         )
         for i in range(draw(st.integers(0, 12)))
     ]  # fmt: skip
+    if draw(st.booleans()):
+        gangs = [
+            elastic(g.uid, g.usage[CELL], draw(st.integers(0, g.usage[CELL] - 1)), g.queue, priority=g.priority)
+            for g in gangs
+        ]
     return view(queues, gangs)
 
 
-def used(snapshot: Snapshot, gone: set[str]) -> Tree:
+def staying(snapshot: Snapshot, back: Mapping[str, TakeBack]) -> list[Running]:
+    """Return who stays, with what is left of it."""
+    result = []
+    for one in (one for many in snapshot.running.values() for one in many if not one.evicting):
+        part = back[one.uid].part if one.uid in back else Portion(())
+        if part is not None:
+            result.append(replace(one, usage=Portion((), one.usage).without(part).quota))
+    return result
+
+
+def used(snapshot: Snapshot, back: Mapping[str, TakeBack]) -> Tree:
     """Count anew who stays."""
     tree = Tree.of(snapshot.queues.values())
-    for gangs in snapshot.running.values():
-        for one in gangs:
-            if one.uid not in gone and not one.evicting:
-                tree.add(one.queue, one.usage)
+    for one in staying(snapshot, back):
+        tree.add(one.queue, one.usage)
     return tree
 
 
@@ -205,23 +275,34 @@ def excess(tree: Tree) -> Counter[tuple[str, tuple[str, str]]]:
 def test_none_is_needless_and_nothing_more_can_be_done(snapshot: Snapshot) -> None:
     causes = evictions(snapshot, NOW)
     gangs = {one.uid: one for many in snapshot.running.values() for one in many}
-    drained = {uid for uid, cause in causes.items() if cause.reason is Reason.QUEUE_DRAINED}
+    drained = {uid: back for uid, back in causes.items() if back.why.reason is Reason.QUEUE_DRAINED}
     assert not any(gangs[uid].evicting for uid in causes), "nobody is told to go twice"
-    rest, before = excess(used(snapshot, set(causes))), used(snapshot, drained)
-    for uid in causes.keys() - drained:
+    rest, before = excess(used(snapshot, causes)), used(snapshot, drained)
+    for uid in causes.keys() - drained.keys():
         queue = snapshot.queues[gangs[uid].queue]
         assert queue.over_quota is OverQuota.TAKE_BACK
         assert gangs[uid].preemptible
         at = before.nodes[queue.name]
         assert any(at.direct(cell) > at.quota(cell).nominal for cell in gangs[uid].usage), f"{uid} uses only its own"
-        back = excess(used(snapshot, causes.keys() - {uid}))
-        assert any(back[key] > rest[key] for key in back), f"{uid} went needlessly"
+        for less in fewer(causes, uid):
+            back = excess(used(snapshot, less))
+            assert any(back[key] > rest[key] for key in back), f"{uid} went needlessly"
     # What is still exceeded is held by those who keep what they have, or use no more than their own.
-    tree = used(snapshot, set(causes))
+    tree = used(snapshot, causes)
     for name, cell in rest:
-        for one in gangs.values():
-            if one.uid not in causes and not one.evicting and one.usage.get(cell) and takes_back(snapshot, one):
+        for one in staying(snapshot, causes):
+            if one.usage.get(cell) and takes_back(snapshot, one):
                 assert not is_charged(tree.nodes[one.queue], tree.nodes[name], cell), f"{one.uid} could go for {name}"
+
+
+def fewer(causes: Mapping[str, TakeBack], uid: str) -> list[dict[str, TakeBack]]:
+    """Return the decision without a gang, and with one pod less of it where it gives up several."""
+    without = {other: back for other, back in causes.items() if other != uid}
+    part = causes[uid].part
+    if part is None or part.pods == 1:
+        return [without]
+    less = Portion(placed(part.pods - 1), {CELL: part.pods - 1})
+    return [without, without | {uid: replace(causes[uid], part=less)}]
 
 
 def takes_back(snapshot: Snapshot, one: Running) -> bool:
@@ -243,7 +324,6 @@ def is_charged(node: Node, top: Node, cell: tuple[str, str]) -> bool:
 @given(edits())
 def test_it_is_done_at_once(snapshot: Snapshot) -> None:
     """With those who were told to go on their way out, and also without them, nobody else goes."""
-    told = set(evictions(snapshot, NOW))
+    told = evictions(snapshot, NOW)
     assert evictions(snapshot.leaving(told), NOW) == {}
-    stay = [one for many in snapshot.running.values() for one in many if one.uid not in told and not one.evicting]
-    assert evictions(view(list(snapshot.queues.values()), stay), NOW) == {}
+    assert evictions(view(list(snapshot.queues.values()), staying(snapshot, told)), NOW) == {}

@@ -21,11 +21,13 @@ from tests.support.play import perform
 FOLDER = Path(__file__).parents[1] / "scenarios"
 # Not here: those of many pods, and those that turn on a few seconds of the controller's own time limits.
 PROJECT = [
-    "ceiling", "claim_and_cut", "claim_dropped", "elastic_split", "fair_share", "held_room", "never_fits",
-    "partial", "partly_done", "partly_done_claim", "preempts_in_vain", "priority", "priority_order",
-    "quota_cut_in_cohort", "quota_lowered", "racks", "reclaim", "restart", "waiting_is_enough",
+    "ceiling", "claim_and_cut", "claim_dropped", "elastic_split", "elastic_taken_back", "fair_share", "held_room",
+    "limits_per_namespace", "limits_per_user", "namespaces", "never_fits", "partial", "partly_done",
+    "partly_done_claim", "preempts_in_vain", "priority", "priority_order", "quota_cut_in_cohort", "quota_lowered",
+    "racks", "reclaim", "restart", "waiting_is_enough",
 ]  # fmt: skip
 FILES = os.environ.get("SCENARIOS", "").split() or [str(FOLDER / f"{name}.yaml") for name in PROJECT]
+DOCUMENTS = {document.source: document.data for document in read_documents(FILES)}
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +40,27 @@ async def played(
 ) -> Mapping[str, tuple[Scenario, Run]]:
     """Play all that tests were chosen of, those of one policy side by side; they take no longer than the longest."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    files = [str(item.callspec.params["file"]) for item in items if item.path == request.path]
-    scenarios = {file: read(read_documents([file])[0].data) for file in files}
+    sources = [str(item.callspec.params["source"]) for item in items if item.path == request.path]
+    scenarios = {source: _scenario(source) for source in sources}
     result: dict[str, tuple[Scenario, Run]] = {}
     for policy in {scenario.policy.model_dump_json() for scenario in scenarios.values()}:
-        chosen = {file: each for file, each in scenarios.items() if each.policy.model_dump_json() == policy}
+        chosen = {source: each for source, each in scenarios.items() if each.policy.model_dump_json() == policy}
         with postgres.migrated() as url:
             runs = await perform(kube, control_plane.kubeconfig, url, tmp_path_factory.mktemp("play"), chosen)
-        result |= {file: (chosen[file], run) for file, run in runs.items()}
+        result |= {source: (chosen[source], run) for source, run in runs.items()}
     return result
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: Path(file).stem)
-async def test_it_ends_as_wanted(file: str, played: Mapping[str, tuple[Scenario, Run]]) -> None:
-    scenario, run = played[file]
+def _scenario(source: str) -> Scenario:
+    try:
+        return read(DOCUMENTS[source])
+    except ValueError as error:
+        raise ValueError(f"{source} is not a scenario:\n{error}") from error
+
+
+@pytest.mark.parametrize("source", DOCUMENTS, ids=lambda source: Path(source).name.removesuffix(".yaml"))
+async def test_it_ends_as_wanted(source: str, played: Mapping[str, tuple[Scenario, Run]]) -> None:
+    scenario, run = played[source]
     found = differences(scenario, run)
     lines = [f"{entry.at:g} s: {entry.job} {entry.what}: {entry.why}" for entry in run.timeline]
     assert not found, "\n".join([*found, *lines])

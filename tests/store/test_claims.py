@@ -452,6 +452,39 @@ async def test_part_of_what_a_gang_has_on_a_node_leaves_and_more_of_it_later(ela
     assert await elastic.ledger.audit() == []
 
 
+async def test_a_part_leaves_for_nobody(elastic: Scene) -> None:
+    part = Placement("worker", "a100", "n2", 3, ((GPU, 1), ("pods", 1)))
+    shrink = Shrink(why(Reason.QUEUE_DRAINED, queue="q"), Portion((part,), {("a100", GPU): 3}))
+    move = Move("e", 1, AttemptState.SHRINKING, shrink=shrink)
+    assert await elastic.ledger.advance(elastic.epoch, [move], now=3000.0) == [move]
+    assert await elastic.ledger.advance(elastic.epoch, [move], now=3000.0) == []
+    victim = await elastic.attempt("e")
+    assert (victim.state, victim.leaving, victim.shrunk) == (AttemptState.SHRINKING, shrink.part, shrink.why)
+    assert [(p.node, p.pods) for p in victim.placements] == [("n1", 4), ("n2", 1)]
+    assert await elastic.steps() == {"e": Step.SHRINK}
+    # It is there, and whoever it will be promised to has to wait until it is gone.
+    assert await sums(elastic, "n2") == (4, 1, 0)
+    assert await quota_sums(elastic) == (8, 5, 0)
+    assert await elastic.ledger.audit() == []
+    assert (await elastic.cycle(preemptions=[preemption("p", "e", ends={"e": PREEMPTED}, n1=4)])).refused == ["p"]
+    assert (await elastic.cycle(admissions=[admission("small", n2=1)])).refused == ["small"]
+
+    assert await elastic.move("e", AttemptState.RUNNING) == [Move("e", 1, AttemptState.RUNNING)]
+    assert await sums(elastic, "n2") == (1, 1, 0)
+    assert await quota_sums(elastic) == (5, 5, 0)
+    assert await elastic.ledger.audit() == []
+    assert [a.uid for a in (await elastic.admit(admission("small", n2=1))).admitted] == ["small"]
+
+
+async def test_more_than_a_gang_has_does_not_leave(elastic: Scene) -> None:
+    part = Placement("worker", "a100", "n2", 5, ((GPU, 1), ("pods", 1)))
+    shrink = Shrink(why(Reason.QUEUE_DRAINED, queue="q"), Portion((part,), {("a100", GPU): 5}))
+    for given in (Move("e", 1, AttemptState.SHRINKING, shrink=shrink), Move("e", 1, AttemptState.SHRINKING)):
+        assert await elastic.ledger.advance(elastic.epoch, [given], now=3000.0) == []
+    assert await sums(elastic, "n2") == (4, 4, 0)
+    assert await elastic.ledger.audit() == []
+
+
 @pytest.mark.parametrize("claimer_first", [True, False])
 async def test_a_gang_that_ends_while_it_shrinks_gives_all_back(elastic: Scene, claimer_first: bool) -> None:  # noqa: FBT001
     await elastic.cycle(preemptions=[preemption("p", "e", ends={"e": giving_up(3)}, n2=3)])

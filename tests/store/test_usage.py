@@ -14,7 +14,9 @@ from queuectl.model.lifecycle import AttemptState, Move
 from queuectl.store.engine import open_engine
 from queuectl.store.ledger import Ledger
 from tests.store.scene import GPU, PREEMPTED, UP, Scene, admission
-from tests.store.test_claims import GONE, preemption
+from tests.store.test_claims import GONE, elastic, giving_up, preemption
+
+__all__ = ["elastic"]
 
 NOW = 1_800_000_000.0
 HALF_LIFE = 7 * 86_400.0
@@ -96,13 +98,36 @@ async def test_a_restart_forgets_nothing(scene: Scene) -> None:
     for _ in range(2):
         on_the_way.end("q", {("a100", GPU): 4}, 2000.0)
 
+    await agree(scene, on_the_way)
+    assert (await scene.ledger.load()).past == {}
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_what_a_gang_held_before_it_shrank_is_not_forgotten(elastic: Scene, ends: bool) -> None:  # noqa: FBT001
+    """It gives up three pods and later one more; that may be on its way out when the whole gang ends."""
+    on_the_way = History(HALF_LIFE)
+    on_the_way.begin("q", {("a100", GPU): 8}, 1000.0)
+    for preemptor, pods in (("p", 3), ("p2", 1)):
+        await elastic.cycle(preemptions=[preemption(preemptor, "e", ends={"e": giving_up(pods)}, n2=pods)], now=1500.0)
+        await elastic.move(preemptor, *GONE)
+        if pods == 3 or not ends:
+            await elastic.move("e", AttemptState.RUNNING)
+            on_the_way.end("q", {("a100", GPU): pods}, 2000.0)
+    if ends:
+        await elastic.move("e", *GONE)
+        on_the_way.end("q", {("a100", GPU): 5}, 2000.0)
+    await agree(elastic, on_the_way)
+
+
+async def agree(scene: Scene, on_the_way: History) -> None:
+    """A half-life later, somebody who starts from the ledger has counted what somebody has who was there."""
     later = 2000.0 + HALF_LIFE
     loaded = await scene.ledger.load(half_life=HALF_LIFE, now=later)
     after = History(HALF_LIFE)
     for queue, averages in loaded.past.items():
         after.recall(queue, averages, later)
     for attempt in loaded.attempts:
-        after.begin("q", attempt.quota, attempt.admitted_at)
+        for part in attempt.parts:
+            after.begin("q", part.quota, attempt.admitted_at)
     assert set(amounts(after, later)) == {("q", ("a100", GPU))}
     assert amounts(after, later) == pytest.approx(amounts(on_the_way, later), abs=1.1 / STEPS)
-    assert (await scene.ledger.load()).past == {}

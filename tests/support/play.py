@@ -18,16 +18,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from queuectl.core.lifecycle import BackOff
+from queuectl.core.limits import not_for
 from queuectl.demo.observer import Observer
 from queuectl.demo.watch import Watch
+from queuectl.kube import decode
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
 from queuectl.kube.names import API, ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes
 from queuectl.model.plan import PodKey
 from queuectl.model.reasons import Reason
-from queuectl.simulate.clockwork import EVICTED, OVERTAKEN, PREEMPTED, REQUEUED, Entry, Run, State
+from queuectl.simulate.clockwork import EVICTED, OVERTAKEN, PREEMPTED, REQUEUED, SHRUNK, Entry, Run, State
 from queuectl.simulate.form import EventForm, JobForm, NodeForm, Scenario, WantForm, edited
 from queuectl.simulate.verdict import differences
 from tests.support import ledger, manifests
@@ -45,7 +49,11 @@ LOOK_SECONDS = 0.2
 QUIET_CYCLES = 5  # at the end, of those in which nobody may be evicted
 MARKER = "marker"  # a held job: that its change is answered shows that the controller has heard of all before it
 _numbers = itertools.count(1)
-_FOR_NOBODY = {Reason.QUOTA_TAKEN_BACK.code, Reason.QUEUE_DRAINED.code}
+_FOR_NOBODY = {
+    Reason.QUOTA_TAKEN_BACK.code: EVICTED,
+    Reason.QUEUE_DRAINED.code: EVICTED,
+    Reason.SHRUNK_FOR_QUOTA.code: SHRUNK,
+}
 _SIMULATED = "local.queuectl.dev"
 _HISTORY = "SELECT id, workload_uid, attempt, kind, message FROM event WHERE workload_uid = ANY(:uids) AND id > :last ORDER BY id"
 
@@ -62,6 +70,7 @@ async def perform(
     back_off = BackOff()
     env = {
         "QUEUECTL_FAIR_SHARING": ",".join(policy.fair_sharing),
+        "QUEUECTL_USAGE_HALF_LIFE": str(policy.usage_half_life_seconds * PACE),
         "QUEUECTL_BACK_OFF_FIRST": str(back_off.first * PACE),
         "QUEUECTL_BACK_OFF_LONGEST": str(back_off.longest * PACE),
     }
@@ -115,8 +124,8 @@ class Seen:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def of(self, namespace: str) -> list[Object]:
-        return [item for item in self._items.values() if item["metadata"]["namespace"] == namespace]
+    def of(self, namespaces: Collection[str]) -> list[Object]:
+        return [item for item in self._items.values() if item["metadata"]["namespace"] in namespaces]
 
     def _on_list(self, items: list[Object]) -> None:
         self._items = {item["metadata"]["uid"]: item for item in items}
@@ -129,7 +138,10 @@ class Seen:
 
 
 class Play:
-    """One scenario on its way. Its jobs all go to the stage's namespace; other names are the stage's, a dash, theirs."""
+    """One scenario on its way.
+
+    Its namespace `default` is the stage's own. Other names are the stage's, a dash, theirs; jobs and users keep theirs.
+    """
 
     def __init__(self, scenario: Scenario, stage: Stage, restart: Action, jobs: Seen, pods: Seen) -> None:
         """Write down what is to happen. ``restart`` ends the controller as a crash would, and starts it."""
@@ -144,6 +156,7 @@ class Play:
         self._forms = {name: form for form in scenario.jobs for name in form.names}
         self._nodes = {name: form for form in scenario.nodes for name in form.names}
         self._queues = {form.name: form for form in scenario.queues}
+        self._early: dict[str, Object] = {}  # jobs that had to be created before the play began, by name
         self._uids: dict[str, str] = {}  # of the jobs that were ever submitted, by name
         self._jobs: dict[str, Object] = {}  # as last seen
         self._pods: dict[str, list[Object]] = {}  # as last seen, by job
@@ -201,17 +214,14 @@ class Play:
 
     async def clear(self) -> None:
         """Delete all jobs and see them go."""
-        for name in [MARKER, *self._uids]:
-            try:
-                await self._stage.delete_job(name)
-            except ApiError as error:
-                if error.status != 404:
-                    raise
+        for job in await self._stage.jobs():
+            meta = job["metadata"]
+            await self._quietly(self._stage.delete_job(meta["name"], namespace=meta["namespace"]))
 
         async def gone() -> bool:
             for pod in await self._stage.pods():
                 if _is_stopping(pod):
-                    await self._remove_pod(pod["metadata"]["name"])
+                    await self._remove_pod(pod)
             return not await self._stage.jobs()
 
         await eventually(gone, "all jobs are gone")
@@ -221,14 +231,29 @@ class Play:
     async def _set_up(self) -> None:
         stage = self._stage
         await create_nodes(stage.client, [self._node(form, name) for name, form in self._nodes.items()])
+        labels = {form.name: form.labels for form in self._scenario.namespaces}
+        for name in sorted({form.namespace for form in self._scenario.jobs} | labels.keys()):
+            full = self._namespace(name)
+            if full not in stage.namespaces:
+                await stage.add_namespace(full)
+            await self._patch(f"/api/v1/namespaces/{full}", {"metadata": {"labels": labels.get(name, {})}})
+        selectors = {}
         for manifest in self._scenario.objects():
-            manifest["metadata"]["name"] = self._full(manifest["metadata"]["name"])
+            name = manifest["metadata"]["name"] = self._full(manifest["metadata"]["name"])
             spec = manifest["spec"]
             if manifest["kind"] == "ResourceFlavor":
                 spec["nodeLabels"] = {**spec.get("nodeLabels", {}), STAGE_LABEL: stage.name}
             else:
                 self._rename(spec)
+                spec.pop("maxWaiting", None)
+                selectors[name] = spec.pop("namespaceSelector", None)
             await stage.create(manifest)
+        # The API server refuses jobs whose namespace a queue does not take, unless they came before it was so.
+        for name, form in self._forms.items():
+            if self._is_foreign(form, labels.get(form.namespace, {})):
+                self._early[name] = await self._create(form, name, hold=True)
+        for name, selector in selectors.items():
+            await self._patch(f"{API}/queues/{name}", {"spec": {"namespaceSelector": selector}})
         await stage.create(manifests.queue(self._full(MARKER)))
         await stage.create(manifests.job(MARKER, namespace=stage.namespace, queue=self._full(MARKER), hold=True))
         await self._ask()
@@ -242,10 +267,25 @@ class Play:
             manifest["status"][field] |= {resource: str(amount) for resource, amount in form.resources.items()}
         return manifest
 
+    def _is_foreign(self, form: JobForm, labels: Mapping[str, str]) -> bool:
+        """Tell whether a job's queue does not take jobs of its namespace, which has these labels."""
+        manifest = self._queues[form.queue].manifest()
+        manifest["metadata"]["resourceVersion"] = "1"
+        return not_for(decode.queue(msgspec.json.encode(manifest)).value, form.namespace, labels) is not None
+
     async def _submit(self, form: JobForm, name: str) -> None:
+        job = self._early.get(name)
+        if job is None:
+            job = await self._create(form, name)
+        elif not form.hold:
+            await self._stage.patch_job(name, {"spec": {"hold": False}}, namespace=self._namespace(form.namespace))
+        self._uids[name] = job["metadata"]["uid"]
+        self._log(name, "Submitted", f"queue {form.queue}")
+
+    async def _create(self, form: JobForm, name: str, **more: Any) -> Object:
         manifest = form.manifest(name)
-        manifest["metadata"]["namespace"] = self._stage.namespace
-        manifest["spec"]["queue"] = self._full(form.queue)
+        manifest["metadata"]["namespace"] = self._namespace(form.namespace)
+        manifest["spec"] |= {"queue": self._full(form.queue), **more}
         self._paced(manifest["spec"], "startDeadlineSeconds", "maxRunSeconds")
         annotations = {
             f"{_SIMULATED}/never-ready": "true" if form.start_seconds else None,
@@ -253,9 +293,7 @@ class Play:
         }
         for role in manifest["spec"]["roles"]:
             role["template"]["metadata"] = {"annotations": {key: value for key, value in annotations.items() if value}}
-        created = await self._stage.create(manifest)
-        self._uids[name] = created["metadata"]["uid"]
-        self._log(name, "Submitted", f"queue {form.queue}")
+        return await (self._stage.submit_as(form.user, manifest) if form.user else self._stage.create(manifest))
 
     async def _happen(self, event: EventForm) -> None:
         stage, target = self._stage, event.target
@@ -263,9 +301,10 @@ class Play:
             case "finish" | "fail":
                 await self._end_pods(target, failed=event.verb == "fail")
             case "delete":
-                await stage.delete_job(target)
+                await stage.delete_job(target, namespace=self._namespace(self._forms[target].namespace))
             case "hold" | "release":
-                await stage.patch_job(target, {"spec": {"hold": event.verb == "hold"}})
+                namespace = self._namespace(self._forms[target].namespace)
+                await stage.patch_job(target, {"spec": {"hold": event.verb == "hold"}}, namespace=namespace)
             case "node_down":
                 await stage.client.request("DELETE", f"/api/v1/nodes/{self._full(target)}")
             case "node_up":
@@ -299,15 +338,16 @@ class Play:
         pods = [pod for pod in self._current(job) if _key(pod)[0] in needed and not _has_ended(pod)]
         annotations = {f"{_SIMULATED}/run-seconds": "0", f"{_SIMULATED}/exit-code": str(int(failed))}
         for pod in pods[:1] if failed else pods:
-            await self._annotate(pod["metadata"]["name"], annotations)
+            await self._annotate(pod, annotations)
 
     async def _get_ready(self, job: str, attempt: str) -> None:
         for pod in self._pods.get(job, ()):
             if pod["metadata"]["labels"][ATTEMPT_LABEL] == attempt:
-                await self._annotate(pod["metadata"]["name"], {f"{_SIMULATED}/never-ready": None})
+                await self._annotate(pod, {f"{_SIMULATED}/never-ready": None})
 
-    async def _remove_pod(self, name: str) -> None:
-        await self._quietly(self._stage.delete_pod(name, at_once=True))
+    async def _remove_pod(self, pod: Object) -> None:
+        meta = pod["metadata"]
+        await self._quietly(self._stage.delete_pod(meta["name"], namespace=meta["namespace"], at_once=True))
 
     # Time
 
@@ -364,9 +404,9 @@ class Play:
 
     def _observe(self) -> None:
         """Look at jobs and pods, and write down what the clock is to do to them."""
-        self._jobs = {job["metadata"]["name"]: job for job in self._seen_jobs.of(self._stage.namespace)}
+        self._jobs = {job["metadata"]["name"]: job for job in self._seen_jobs.of(self._stage.namespaces)}
         self._pods = {}
-        for pod in self._seen_pods.of(self._stage.namespace):
+        for pod in self._seen_pods.of(self._stage.namespaces):
             self._pods.setdefault(pod["metadata"]["labels"][JOB_LABEL], []).append(pod)
         for name, form in self._forms.items():
             status, current = _status(self._jobs.get(name, {})), self._current(name)
@@ -380,8 +420,7 @@ class Play:
                 self._once(seconds, lambda n=name, a=attempt, k=keys: self._succeed(n, a, k), *what)  # type: ignore[misc]
             for pod in self._pods.get(name, ()):
                 if form.grace and _is_stopping(pod):
-                    known = pod["metadata"]["name"]
-                    self._once(form.grace, lambda known=known: self._remove_pod(known), "stop", known)  # type: ignore[misc]
+                    self._once(form.grace, lambda pod=pod: self._remove_pod(pod), "stop", pod["metadata"]["name"])  # type: ignore[misc]
 
     async def _succeed(self, job: str, attempt: str, keys: Collection[PodKey]) -> None:
         self._observe()
@@ -458,7 +497,7 @@ class Play:
             if kind == Reason.ADMITTED.code:
                 self._held.add(attempt)
             elif kind in _FOR_NOBODY:
-                kind = EVICTED
+                kind = _FOR_NOBODY[kind]
             elif kind == PREEMPTED and attempt not in self._held:
                 kind = OVERTAKEN
             self._log(names[row["workload_uid"]], kind, row["message"])
@@ -484,6 +523,9 @@ class Play:
     def _full(self, name: str) -> str:
         return f"{self._stage.name}-{name}"
 
+    def _namespace(self, name: str) -> str:
+        return self._stage.namespace if name == "default" else self._full(name)
+
     def _rename(self, queue: Object) -> None:
         """Have a queue's spec refer to the names that its parent and flavors have here, and its limits pass in time."""
         if queue.get("parent"):
@@ -495,10 +537,9 @@ class Play:
     def _log(self, job: str, what: str, why: str) -> None:
         self.result.timeline.append(Entry(self.now, job, what, why))
 
-    async def _annotate(self, pod: str, annotations: Mapping[str, str | None]) -> None:
-        await self._quietly(
-            self._patch(pods_path(self._stage.namespace, pod), {"metadata": {"annotations": annotations}})
-        )
+    async def _annotate(self, pod: Object, annotations: Mapping[str, str | None]) -> None:
+        path = pods_path(pod["metadata"]["namespace"], pod["metadata"]["name"])
+        await self._quietly(self._patch(path, {"metadata": {"annotations": annotations}}))
 
     async def _patch(self, path: str, body: Object) -> None:
         await self._stage.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)

@@ -1,5 +1,6 @@
 """A stage for one end-to-end test: nodes, queues and jobs of its own, and controllers as real processes."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -8,8 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
-from queuectl.kube.names import API, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
+from queuectl.kube.names import API, GROUP, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes
 from tests.support import manifests
@@ -18,6 +21,7 @@ from tests.support.eventually import LIMIT_SECONDS, eventually
 Object = dict[str, Any]
 STAGE_LABEL = "stage.example.com/name"
 GPU = "nvidia.com/gpu"
+_roles = itertools.count(1)
 
 
 class Controller:
@@ -114,6 +118,7 @@ class Stage:
         self.client = client
         self.name = name
         self.namespace = name
+        self.namespaces = [name]  # and others of its own, if a test needs more
         self.database_url = database_url
         self._kubeconfig = kubeconfig
         self._folder = folder
@@ -121,8 +126,12 @@ class Stage:
         self._shared: list[Controller] = []
 
     async def open(self) -> None:
-        await self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
+        await self._create_namespace(self.namespace)
         await self.flavor()
+
+    async def add_namespace(self, name: str) -> None:
+        await self._create_namespace(name)
+        self.namespaces.append(name)
 
     async def close(self) -> None:
         """Remove all of it, without any controller's help."""
@@ -135,13 +144,15 @@ class Stage:
                 await self._quietly("PATCH", path, {"metadata": {"finalizers": None}})
             await self._quietly("DELETE", jobs_path(job["metadata"]["namespace"], job["metadata"]["name"]))
         mine = {"labelSelector": f"{STAGE_LABEL}={self.name}"}
-        await self.client.request("DELETE", pods_path(self.namespace), params={}, body={"gracePeriodSeconds": 0})
+        for namespace in self.namespaces:
+            await self.client.request("DELETE", pods_path(namespace), params={}, body={"gracePeriodSeconds": 0})
         await self.client.request("DELETE", "/api/v1/nodes", params=mine)
         for kind in ("queues", "resourceflavors"):
             for item in (await self.client.request("GET", f"{API}/{kind}"))["items"]:
                 if item["metadata"]["name"].startswith(self.name):
                     await self._quietly("DELETE", f"{API}/{kind}/{item['metadata']['name']}")
-        await self._quietly("DELETE", f"/api/v1/namespaces/{self.namespace}")
+        for namespace in self.namespaces:
+            await self._quietly("DELETE", f"/api/v1/namespaces/{namespace}")
 
     # Controllers
 
@@ -212,13 +223,41 @@ class Stage:
             annotations["local.queuectl.dev/run-seconds"] = f"{run_seconds}s"
         return await self.create(self.job(name, pods, gpus, annotations=annotations, **more))
 
-    async def patch_job(self, name: str, patch: Object) -> Object:
-        path = jobs_path(self.namespace, name)
+    async def submit_as(self, user: str, manifest: Object) -> Object:
+        """Create a job as somebody else, who may create jobs in its namespace and nothing else."""
+        namespace = manifest["metadata"]["namespace"]
+        rbac, role = "rbac.authorization.k8s.io", f"submits-{next(_roles)}"
+        meta = {"name": role, "namespace": namespace}
+        rule = {"apiGroups": [GROUP], "resources": ["trainingjobs"], "verbs": ["create"]}
+        await self.create({"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": meta, "rules": [rule]})
+        who = {
+            "subjects": [{"apiGroup": rbac, "kind": "User", "name": user}],
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": role},
+        }
+        await self.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": meta, **who})
+        config = yaml.safe_load(self._kubeconfig.read_text(encoding="utf-8"))
+        config["users"][0]["user"]["as"] = user
+        kubeconfig = self._folder / f"{self.name}-{role}.kubeconfig"
+        kubeconfig.write_text(yaml.safe_dump(config), encoding="utf-8")
+        async with await KubeClient.open(str(kubeconfig)) as client:
+
+            async def created() -> Object | None:
+                try:
+                    return await self.create(manifest, client=client)
+                except ApiError as error:
+                    if error.reason != "Forbidden" or "cannot create resource" not in error.message:
+                        raise  # else the API server has not heard of the role yet
+                return None
+
+            return await eventually(created, f"{user} may create jobs in {namespace}")
+
+    async def patch_job(self, name: str, patch: Object, *, namespace: str = "") -> Object:
+        path = jobs_path(namespace or self.namespace, name)
         patched: Object = await self.client.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
         return patched
 
-    async def delete_job(self, name: str) -> None:
-        await self.client.request("DELETE", jobs_path(self.namespace, name))
+    async def delete_job(self, name: str, *, namespace: str = "") -> None:
+        await self.client.request("DELETE", jobs_path(namespace or self.namespace, name))
 
     async def end_pods(self, job: str, *, exit_code: int = 0, role: str = "") -> None:
         """Have the job's running pods, or those of one role, end now."""
@@ -239,21 +278,27 @@ class Stage:
         meta = {"name": name, "namespace": self.namespace}
         return await self.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
 
-    async def delete_pod(self, name: str, *, at_once: bool = False) -> None:
+    async def delete_pod(self, name: str, *, namespace: str = "", at_once: bool = False) -> None:
         grace = {"gracePeriodSeconds": 0} if at_once else None
-        await self.client.request("DELETE", pods_path(self.namespace, name), body=grace)
+        await self.client.request("DELETE", pods_path(namespace or self.namespace, name), body=grace)
 
     async def jobs(self) -> list[Object]:
-        found: list[Object] = (await self.client.request("GET", jobs_path(self.namespace)))["items"]
-        return found
+        return [
+            job
+            for namespace in self.namespaces
+            for job in (await self.client.request("GET", jobs_path(namespace)))["items"]
+        ]
 
     async def get_job(self, name: str) -> Object | None:
         return await self._get(jobs_path(self.namespace, name))
 
     async def pods(self, job: str = "") -> list[Object]:
         params = {"labelSelector": f"{JOB_LABEL}={job}"} if job else {}
-        found: list[Object] = (await self.client.request("GET", pods_path(self.namespace), params=params))["items"]
-        return found
+        return [
+            pod
+            for namespace in self.namespaces
+            for pod in (await self.client.request("GET", pods_path(namespace), params=params))["items"]
+        ]
 
     # Waiting
 
@@ -297,6 +342,9 @@ class Stage:
             return await self.get_job(name) is None
 
         await eventually(gone, f"job {name} is gone", seconds=seconds)
+
+    async def _create_namespace(self, name: str) -> None:
+        await self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
     async def _get(self, path: str) -> Object | None:
         try:
