@@ -80,8 +80,11 @@ async def _watch_queues(here: "Session", shown: Sequence[Object], names: Sequenc
 def queue_rows(queue: Object, *, wide: bool) -> Iterable[list[object]]:
     """Return a queue's row; when wide, one for each of its quotas."""
     spec, status = queue["spec"], queue.get("status") or {}
-    ready: Mapping[str, Any] = next((c for c in status.get("conditions") or () if c["type"] == "Ready"), {})
+    told = {c["type"]: c for c in status.get("conditions") or ()}
+    ready: Mapping[str, Any] = told.get("Ready", {})
     state = {"True": "yes", "False": f"no: {ready.get('message', '')}"}.get(ready.get("status", ""))
+    if state and "EvictionBlocked" in told:
+        state += f" {told['EvictionBlocked']['message']}" if state != "yes" else f"; {told['EvictionBlocked']['message']}"
     row: list[object] = [
         queue["metadata"]["name"],
         spec.get("parent"),

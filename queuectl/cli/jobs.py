@@ -277,7 +277,8 @@ def _places(status: Mapping[str, Any], pods: Sequence[Object]) -> Iterator[list[
     for assignment in status.get("assignments") or ():
         place = (assignment["role"], assignment["node"])
         seen = _counts(states.pop(place, Counter()))
-        yield [*place, assignment["flavor"], assignment["pods"], seen or "not bound yet"]
+        unseen = "gone" if status.get("phase") == PhaseName.STOPPING else "not bound yet"
+        yield [*place, assignment["flavor"], assignment["pods"], seen or unseen]
     for (role, node), found in sorted(states.items()):  # pods without a node, and those of an attempt that has ended
         yield [role, node, NONE, found.total(), _counts(found)]
 

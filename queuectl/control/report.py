@@ -280,6 +280,7 @@ class Reporter:
                     running=active[name],
                     used=self._world.holdings.used,
                     problem=self._problem(queue, broken.get(name, "")),
+                    blocked=self._world.plan.blocked.get(name),
                     now=self._now(),
                 ),
             )

@@ -72,18 +72,23 @@ def desired(
         "failures": workload.failures,
         "pods": _pods(job, workload, attempt, pods),
         "queuePosition": position if attempt is None and workload.state is WorkloadState.QUEUED else None,
+        # Who is only promised its room has nothing there yet.
         "assignments": [
             {"role": p.role, "flavor": p.flavor, "node": p.node, "pods": p.pods} for p in attempt.placements
         ]
-        if attempt
+        if attempt and attempt.holds
         else None,
-        "admittedAt": timestamp(attempt.admitted_at) if attempt else before.get("admittedAt"),
+        "admittedAt": _admitted_at(attempt) if attempt else before.get("admittedAt"),
         "startedAt": timestamp(running_at) if running_at else before.get("startedAt") if not attempt else None,
         "finishedAt": timestamp(workload.finished_at) if workload.finished_at else None,
         "exitCode": end.exit_code if workload.state is WorkloadState.FINISHED and end else None,
         "conditions": conditions(job, workload, attempt, cause, now),
     }
     return {key: value for key, value in status.items() if value is not None}
+
+
+def _admitted_at(attempt: Attempt) -> str | None:
+    return timestamp(attempt.admitted_at) if attempt.holds else None
 
 
 def says(written: Mapping[str, Any], wanted: Status) -> bool:
@@ -128,10 +133,22 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
 
 
 def of_queue(
-    queue: Queue, *, pending: int, running: int, used: Callable[[str, Cell], int], problem: Why | None, now: float
+    queue: Queue,
+    *,
+    pending: int,
+    running: int,
+    used: Callable[[str, Cell], int],
+    problem: Why | None,
+    blocked: Why | None,
+    now: float,
 ) -> Status:
-    """Return the whole status of a queue. ``problem``: why none of its jobs is admitted."""
-    ready_why = problem or why(Reason.QUEUE_READY)
+    """Return the whole status of a queue.
+
+    ``problem``: why none of its jobs is admitted. ``blocked``: why some stay that should go back to it.
+    """
+    told = [("Ready", problem is None, problem or why(Reason.QUEUE_READY))]
+    if blocked is not None:
+        told.append(("EvictionBlocked", True, blocked))
     return {
         "observedGeneration": queue.generation,
         "pending": pending,
@@ -145,7 +162,9 @@ def of_queue(
             }
             for (flavor, resource), nominal in queue.nominal.items()
         ],
-        "conditions": [_condition(queue.status, queue.generation, "Ready", ready_why, holds=problem is None, now=now)],
+        "conditions": [
+            _condition(queue.status, queue.generation, kind, cause, holds=holds, now=now) for kind, holds, cause in told
+        ],
     }
 
 

@@ -67,8 +67,10 @@ class ConditionType(StrEnum):
     SHRUNK = "Shrunk"
     EVICTED = "Evicted"
     REQUEUED = "Requeued"
+    PREEMPTED = "Preempted"
     FINISHED = "Finished"
     READY = "Ready"  # of a Queue
+    EVICTION_BLOCKED = "EvictionBlocked"  # of a Queue
 
 
 class Role(Part):

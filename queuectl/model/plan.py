@@ -126,3 +126,4 @@ class Plan:
     positions: Mapping[str, int] = field(default_factory=dict)  # uid → place in its queue, from 1
     wake_at: float | None = None  # Unix seconds at which planning is due again, for a time limit ends
     evictions: tuple[tuple[str, Why], ...] = ()  # uids that go back to their queues, for nobody's sake
+    blocked: Mapping[str, Why] = field(default_factory=dict)  # queue → why not all of it goes back that should

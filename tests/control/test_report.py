@@ -53,7 +53,8 @@ class Line:
         """Take in a cycle in which those before ``first`` have started."""
         left = self.names[first:]
         wait = why(
-            Reason.WAITING_FOR_QUOTA, queue="q", flavor="any", resource="nvidia.com/gpu", missing=1, used=used, nominal=8
+            Reason.WAITING_FOR_QUOTA, queue="q", flavor="any", resource="nvidia.com/gpu", wanted=1, missing=1, used=used,
+            nominal=8, limit="", holders="",
         )  # fmt: skip
         self.world.waiting.update([], gone=self.names[:first])
         self.world.plan = Plan(waits=dict.fromkeys(left, wait), positions={name: i for i, name in enumerate(left, 1)})

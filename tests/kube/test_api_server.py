@@ -189,7 +189,7 @@ JOB_STATUS = {
     "observedGeneration": 1,
     "queuePosition": 1,
     "reason": "Running",
-    "message": "All 2 pods are ready.",
+    "message": "The whole gang is ready: 2 pods.",
     "attempt": 1,
     "failures": 0,
     "pods": "2/2",
