@@ -62,8 +62,11 @@ def get(
             found = await list_objects(here.client, here.path(), **({"labelSelector": selector} if selector else {}))
         shown = [job for job in found if wanted.has(job)]
         list_ = _List(output, everywhere=everywhere, one=len(names or ()) == 1)
+        if queue is not None and not shown:
+            await _need_queue(here, queue)
         if not shown and output is None and not missing:
-            session.say(f"no jobs {'in any namespace' if everywhere else f'in namespace {here.namespace}'}")
+            which = (f" of queue {queue}" if queue else "") + (f" in phase {phase}" if phase else "")
+            session.say(f"no jobs{which} {'in any namespace' if everywhere else f'in namespace {here.namespace}'}")
         if shown or output in {Output.JSON, Output.YAML}:
             list_.show(shown, first=True)
         if watch:
@@ -176,6 +179,23 @@ async def _named(here: "Session", names: Sequence[str]) -> tuple[list[Object], l
         [job for job in jobs if job is not None],
         [name for name, job in zip(unique, jobs, strict=True) if job is None],
     )
+
+
+async def _need_queue(here: "Session", name: str) -> None:
+    """Raise CommandError when there is no such queue, as far as queues may be read."""
+    from queuectl.cli import session
+    from queuectl.kube.client import ApiError
+    from queuectl.kube.listing import list_objects
+    from queuectl.kube.names import API
+
+    try:
+        known = {queue["metadata"]["name"] for queue in await list_objects(here.client, f"{API}/queues")}
+    except ApiError as error:
+        if error.status != 403:  # noqa: PLR2004
+            raise
+        return
+    if name not in known:
+        raise session.no_queue(name, known)
 
 
 async def _watch(here: "Session", shown: Sequence[Object], wanted: _Wanted, list_: _List, selector: str | None) -> None:

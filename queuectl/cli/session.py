@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,13 @@ def not_found(name: str, namespace: str) -> CommandError:
     return CommandError(
         f'no job "{name}" in namespace {namespace}; "queuectl get -A" lists the jobs of all namespaces', Exit.NOT_FOUND
     )
+
+
+def no_queue(name: str, known: Collection[str]) -> CommandError:
+    """Return the error for a queue that doesn't exist."""
+    from queuectl.kube.problems import nearest
+
+    return CommandError(f'no queue "{name}"; {nearest(name, known)}', Exit.NOT_FOUND)
 
 
 def explained(error: ApiError) -> Exception:

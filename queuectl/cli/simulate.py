@@ -34,7 +34,7 @@ def simulate(
     from queuectl.simulate.clockwork import run
     from queuectl.simulate.verdict import differences
 
-    documents = read(files)
+    documents = read(files, what="scenario", fields="nodes, queues and jobs; docs/scenarios.md has the form")
     scenarios = [(document, _scenario(document, form.read)) for document in documents]
     failed = 0
     shown: list[dict[str, Any]] = []

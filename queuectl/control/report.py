@@ -278,7 +278,7 @@ class Reporter:
                     queue,
                     pending=waiting[name],
                     running=active[name],
-                    used=self._world.holdings.used,
+                    node=self._world.holdings.now.nodes.get(name),
                     problem=self._problem(queue, broken.get(name, "")),
                     blocked=self._world.plan.blocked.get(name),
                     now=self._now(),

@@ -1,18 +1,19 @@
 """What the statuses of jobs and queues should say. Pure; ``control.report`` writes it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from queuectl.core.lifecycle import PodKey, members, ready
+from queuectl.core.tree import Node
 from queuectl.model.lifecycle import UP, Attempt, AttemptState, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Job, Pod, Queue
 from queuectl.model.plan import Eviction, waiting_for
-from queuectl.model.policy import Cell
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity
 
 Status = dict[str, Any]
+MAX_QUOTAS = 128  # that the API takes in a queue's status
 
 
 def phase(workload: Workload, attempt: Attempt | None) -> str:
@@ -137,14 +138,14 @@ def of_queue(
     *,
     pending: int,
     running: int,
-    used: Callable[[str, Cell], int],
+    node: Node | None,
     problem: Why | None,
     blocked: Why | None,
     now: float,
 ) -> Status:
     """Return the whole status of a queue.
 
-    ``problem``: why none of its jobs is admitted. ``blocked``: why some stay that should go back to it.
+    ``node``: the queue in the tree. ``problem``: why none of its jobs is admitted. ``blocked``: why some stay that should go back to it.
     """
     told = [("Ready", problem is None, problem or why(Reason.QUEUE_READY))]
     if blocked is not None:
@@ -157,11 +158,12 @@ def of_queue(
             {
                 "flavor": flavor,
                 "resource": resource,
-                "amount": format_quantity(resource, used(queue.name, (flavor, resource))),
-                "nominal": format_quantity(resource, nominal),
+                "amount": format_quantity(resource, node.usage.get((flavor, resource), 0) if node else 0),
+                "total": format_quantity(resource, amount),
+                "nominal": format_quantity(resource, queue.nominal.get((flavor, resource), 0)),
             }
-            for (flavor, resource), nominal in queue.nominal.items()
-        ],
+            for (flavor, resource), amount in ({**queue.nominal, **(node.subtree if node else {})}).items()
+        ][:MAX_QUOTAS],
         "conditions": [
             _condition(queue.status, queue.generation, kind, cause, holds=holds, now=now) for kind, holds, cause in told
         ],

@@ -30,20 +30,7 @@ def evictions(snapshot: Snapshot, now: float, blocked: dict[str, Why] | None = N
     """
     blocked = {} if blocked is None else blocked
     budgets = dict(snapshot.budgets)
-    drained: dict[str, Why] = {}
-    for queue, gangs in _everybody(snapshot).items():
-        by = stopped_by(snapshot.queues, queue, _DRAINING)
-        if by is None:
-            continue
-        told, stay = why(Reason.QUEUE_DRAINED, queue=by.name), []
-        for gang in gangs:
-            if not _leaves(gang) and _spend(budgets, gang):
-                drained[gang.uid] = told
-            elif not _leaves(gang):
-                stay.append(gang)
-        if stay:
-            jobs = listed([f"{gang.name} ({_budget(budgets, gang)})" for gang in stay])
-            blocked[queue] = why(Reason.DRAIN_BLOCKED, queue=queue, count=len(stay), jobs=jobs)
+    drained = _drained(snapshot, budgets, blocked)
     if not any(queue.over_quota is OverQuota.TAKE_BACK for queue in snapshot.queues.values()):
         return dict(islice(drained.items(), MAX_EVICTIONS))
     tree = snapshot.later.copy()
@@ -62,6 +49,24 @@ def evictions(snapshot: Snapshot, now: float, blocked: dict[str, Why] | None = N
                 tree.remove(gang.queue, gang.usage)
     found = drained | _Search(tree, snapshot, leaving, budgets, now, blocked).run()
     return dict(islice(found.items(), MAX_EVICTIONS))
+
+
+def _drained(snapshot: Snapshot, budgets: dict[str, int], blocked: dict[str, Why]) -> dict[str, Why]:
+    """Return whom drained queues send back."""
+    drained: dict[str, Why] = {}
+    for queue, gangs in _everybody(snapshot).items():
+        by = stopped_by(snapshot.queues, queue, _DRAINING)
+        if by is None:
+            continue
+        told, stay = why(Reason.QUEUE_DRAINED, queue=by.name), []
+        for gang in gangs:
+            if not _leaves(gang) and _spend(budgets, gang):
+                drained[gang.uid] = told
+            elif not _leaves(gang):
+                stay.append(f"{gang.name} ({_budget(budgets, gang)})")
+        if stay:
+            blocked[queue] = why(Reason.DRAIN_BLOCKED, queue=queue, count=len(stay), jobs=listed(stay))
+    return drained
 
 
 def _everybody(snapshot: Snapshot) -> dict[str, list[Running]]:

@@ -5,11 +5,12 @@ its own and rebuilds every object through slow model classes.
 """
 
 import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -32,6 +33,10 @@ READ_BYTES = 2**21  # of a stream read ahead
 QUIET_SECONDS = 150.0  # a watch without event or bookmark for so long is dead; bookmarks come each minute
 
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+# What the API server puts before what an admission policy of ours says, which names the field and the remedy.
+_POLICY = re.compile(
+    r".* is forbidden: ValidatingAdmissionPolicy 'queuectl-[^']*' with binding '[^']*' denied request: "
+)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -50,6 +55,13 @@ class ApiError(Exception):
         self.reason = reason
         self.message = message
         self.details = details or {}
+
+
+class _Request(TypedDict, total=False):
+    params: Mapping[str, str] | None
+    body: object
+    content_type: str
+    accept: str
 
 
 class KubeClient:
@@ -102,24 +114,12 @@ class KubeClient:
         """Close all connections."""
         await self.close()
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: object = None,
-        content_type: str = JSON,
-        accept: str = JSON,
-    ) -> Any:
+    async def request(self, method: str, path: str, **given: Unpack[_Request]) -> Any:
         """Send one request and return the decoded answer.
 
         Raises ApiError for a 4xx and ApiUnreachableError for everything that may pass.
         """
-        return _decode(
-            await self.request_raw(method, path, params=params, body=body, content_type=content_type, accept=accept)
-            or b"null"
-        )
+        return _decode(await self.request_raw(method, path, **given) or b"null")
 
     async def request_raw(
         self,
@@ -230,6 +230,7 @@ def _raise_for_status(status: int, answer: bytes) -> None:
     if not isinstance(problem, dict):
         problem = {}
     message = problem.get("message") or answer[:500].decode(errors="replace") or f"HTTP {status}"
+    message = _POLICY.sub("", message)
     if status >= 500 or status == 429:  # noqa: PLR2004
         raise ApiUnreachableError(f"HTTP {status}: {message}")
     raise ApiError(status, problem.get("reason") or "", message, problem.get("details"))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from queuectl.kube.crds import Phase
-from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY
+from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY, NOT_A_RESOURCE, NOT_WHOLE, RESOURCE_PATTERN
 from queuectl.kube.names import (
     API_VERSION,
     CHANGE_WHY,
@@ -207,12 +207,20 @@ _CHANGED = "[{}].filter(name, name != '')".format(
 )
 
 
-def _wrong(path: str, value: str) -> str:
-    """Return CEL that says what is wrong with a quantity, or an empty string."""
+def _wrong(path: str, value: str, resource: str = "''") -> str:
+    """Return CEL that says what is wrong with a quantity, of a resource if one is given, or an empty string."""
+    device = f"{resource}.contains('/') && !{resource}.contains('kubernetes.io/')"  # what is_extended tells
     return (  # to isQuantity a unit alone ("Gi") is one too
         f"!isQuantity({value}) || !{value}.matches('[0-9]') ? {path} + ': \"' + {value} + '\" {NOT_A_QUANTITY}' : "
-        f"quantity({value}).isLessThan(quantity('0')) ? {path} + ': ' + {value} + ' {BELOW_ZERO}' : ''"
+        f"quantity({value}).isLessThan(quantity('0')) ? {path} + ': ' + {value} + ' {BELOW_ZERO}' : "
+        f"{device} && !quantity({value}).isInteger() ? {path} + ': ' + {value} + ' {NOT_WHOLE}' : ''"
     )
+
+
+def _wrong_of(path: str, value: str, resource: str) -> str:
+    """Return CEL that says what is wrong with a resource or its quantity."""
+    named = f"{path} + ': \"' + {resource} + '\" {NOT_A_RESOURCE}'"
+    return f"!{resource}.matches('{RESOURCE_PATTERN}') ? {named} : {_wrong(path, value, resource)}"
 
 
 def _all_wrong(items: str, name: str, inner: str) -> str:
@@ -222,7 +230,7 @@ def _all_wrong(items: str, name: str, inner: str) -> str:
 
 def _wrong_amount(name: str) -> str:
     path = f"'spec.quotas[' + q.flavor + ', ' + q.resource + '].{name}'"
-    return f"has(q.{name}) ? ({_wrong(path, f'string(q.{name})')}) : ''"
+    return f"has(q.{name}) ? ({_wrong(path, f'string(q.{name})', 'q.resource')}) : ''"
 
 
 _WRONG_QUOTAS = _all_wrong(
@@ -238,7 +246,11 @@ _WRONG_CAPS = _all_wrong(
     _all_wrong(
         "dyn(object.spec[?cap].?maxResources.orValue({}))",
         "resource",
-        _wrong("'spec.' + cap + '.maxResources[' + resource + ']'", "string(object.spec[cap].maxResources[resource])"),
+        _wrong_of(
+            "'spec.' + cap + '.maxResources[' + resource + ']'",
+            "string(object.spec[cap].maxResources[resource])",
+            "resource",
+        ),
     ),
 )
 _PATH = "'spec.roles[' + r.name + '].template.spec.' + kind + '[' + c.name + '].resources.' + amounts + '[' + resource + ']'"
@@ -257,7 +269,7 @@ _WRONG_REQUESTS = _all_wrong(
                 _all_wrong(
                     "dyn(c.?resources[?amounts].orValue({}))",
                     "resource",
-                    _wrong(_PATH, "string(c.resources[amounts][resource])"),
+                    _wrong_of(_PATH, "string(c.resources[amounts][resource])", "resource"),
                 ),
             ),
         ),

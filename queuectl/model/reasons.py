@@ -27,9 +27,7 @@ class Reason(Enum):
     EXCEEDS_LIMIT = (
         "Can never start: it asks for {wanted} {resource}, and queue {queue} lets jobs {whose} hold {limit} ({field})."
     )
-    MAX_RUNNING_REACHED = (
-        "Queue {queue} lets {limit:job} {whose} hold room at a time ({field}); now it is {running}."
-    )
+    MAX_RUNNING_REACHED = "Queue {queue} lets {limit:job} {whose} hold room at a time ({field}); now it is {running}."
     MAX_RESOURCES_REACHED = (
         "Queue {queue} lets jobs {whose} hold {limit} {resource} at a time ({field}): they hold {used}, and it asks for"
         " {wanted}."
@@ -146,7 +144,7 @@ class Why:
 
     def __str__(self) -> str:
         """Return the sentence, facts filled in; "?" for one that an earlier version did not record."""
-        return self.reason.value.format_map(_Facts(self.facts))  # type: ignore[arg-type] # it only looks facts up
+        return self.reason.value.format_map(_Facts(self.facts))
 
 
 CAUSES = {

@@ -1,6 +1,5 @@
 """The form of a scenario: a cluster, what happens when, and what is wanted of it. docs/scenarios.md describes it."""
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Self
 
@@ -10,7 +9,7 @@ from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, TrainingJob
 from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
 from queuectl.kube.names import API_VERSION, SUBMITTED_BY
 from queuectl.kube.parts import Int32, Labels, Part, Text
-from queuectl.kube.problems import problems
+from queuectl.kube.problems import nearest, problems
 from queuectl.model.policy import FairRule, StopPolicy
 from queuectl.model.reasons import BY_CODE
 
@@ -248,7 +247,7 @@ class WantForm(Part):
     def _check_reasons(cls, value: dict[str, str] | None) -> dict[str, str] | None:
         for code in (value or {}).values():
             if code not in BY_CODE:
-                raise ValueError(f'"{code}" is not a reason; {_nearest(code, BY_CODE)}')
+                raise ValueError(f'"{code}" is not a reason; {nearest(code, BY_CODE)}')
         return value
 
     @model_validator(mode="after")
@@ -300,7 +299,7 @@ class Scenario(Part):
             for j, quota in enumerate(queue.quotas or ()):
                 _known(f"queues[{i}].quotas[{j}].flavor", quota.flavor, flavors)
             if queue.parent is not None:
-                _known(f"queues[{i}].parent", queue.parent, queues)
+                _known(f"queues[{i}].parent", queue.parent, queues - {queue.name})
         for i, job in enumerate(self.jobs):
             _known(f"jobs[{i}].queue", job.queue, queues)
         for i, event in enumerate(self.events):
@@ -375,9 +374,4 @@ def _unique(field: str, names: list[str]) -> set[str]:
 
 def _known(field: str, name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise ValueError(f'{field}: there is no "{name}"; {_nearest(name, known)}')
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known)[:20]) or 'none'}"
+        raise ValueError(f'{field}: there is no "{name}"; {nearest(name, known)}')

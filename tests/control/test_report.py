@@ -112,4 +112,4 @@ async def test_numbers_that_drift_are_told_one_at_a_step(waiting: int) -> None:
         assert len(await one.told(20)) == 20
         one.planned(used=6)  # told instead of the one before, not after it
         assert len(await one.told(3 * waiting)) <= 2 * waiting
-        assert all("6 of 8" in one.shown(name)["message"] for name in one.names)
+        assert all("owns 8 and uses 6" in one.shown(name)["message"] for name in one.names)
