@@ -219,10 +219,12 @@ def views(flavors: Sequence["Flavor"], nodes: Iterable["Node"], pods: Iterable["
 
 
 async def _watch_nodes(here: "Session", shown: Sequence[NodeView], names: Sequence[str] | None, show: Any) -> None:
+    from queuectl.cli.watching import log_to_stderr
     from queuectl.kube import decode
     from queuectl.kube.informer import Informer
     from queuectl.kube.names import API
 
+    log_to_stderr()
     changed = asyncio.Event()
 
     def on_change(_: object, __: object) -> None:

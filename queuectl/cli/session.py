@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
 import typer
 
 from queuectl.cli.errors import CommandError, Exit
@@ -62,7 +61,6 @@ def run(
             except ApiError as error:
                 raise explained(error) from error
 
-    _log_to_stderr()
     code = asyncio.run(session())
     if code:
         raise typer.Exit(code)
@@ -104,10 +102,3 @@ def explained(error: ApiError) -> Exception:
 def say(message: str) -> None:
     """Tell people something that is not data."""
     sys.stderr.write(f"queuectl: {message}\n")
-
-
-def _log_to_stderr() -> None:
-    def line(_: object, __: str, event: Any) -> str:
-        return f"queuectl: {event['event']}: {event.get('error', '')}; trying again"
-
-    structlog.configure(processors=[line], logger_factory=structlog.PrintLoggerFactory(sys.stderr))

@@ -17,10 +17,16 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import msgspec
 import yaml
-from kubernetes_asyncio.client import ApiClient, Configuration
-from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
-from kubernetes_asyncio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 from multidict import CIMultiDict
+
+from queuectl.kube.library import (
+    KUBE_CONFIG_DEFAULT_LOCATION,
+    ConfigException,
+    Configuration,
+    RESTClientObject,
+    load_incluster_config,
+    load_kube_config,
+)
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
@@ -68,20 +74,25 @@ class KubeClient:
     """Requests to one API server. Make it with ``open``; close it, or use it as a context manager."""
 
     def __init__(
-        self, api: ApiClient, kubeconfig: str | None, context: str | None, headers: CIMultiDict[str] | None = None
+        self,
+        configuration: Configuration,
+        kubeconfig: str | None,
+        context: str | None,
+        headers: CIMultiDict[str] | None = None,
     ) -> None:
-        """Take over an ApiClient; ``open`` is the way to get one. ``headers`` go out with every request."""
-        self._api = api
+        """Make a client; ``open`` is the way to get one. ``headers`` go out with every request."""
+        self._configuration = configuration
+        self._tls = RESTClientObject(configuration)
         self._kubeconfig = kubeconfig
         self._context = context
-        self._host: str = (api.configuration.host or "").rstrip("/")
+        self._host: str = (configuration.host or "").rstrip("/")
         # The library's session looks for a proxy and for a .netrc anew, in a thread, with every request.
         self._session = aiohttp.ClientSession(
-            connector=api.rest_client.pool_manager.connector,
+            connector=self._tls.pool_manager.connector,
             connector_owner=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=headers,
-            proxy=api.configuration.proxy or _proxy_of_environment(self._host),
+            proxy=configuration.proxy or _proxy_of_environment(self._host),
             read_bufsize=READ_BYTES,
         )
 
@@ -92,7 +103,7 @@ class KubeClient:
         Raises ApiUnreachableError when none of them can be read.
         """
         configuration = await _load(kubeconfig, context)
-        return cls(ApiClient(configuration=configuration), kubeconfig, context, _impersonation(kubeconfig, context))
+        return cls(configuration, kubeconfig, context, _impersonation(kubeconfig, context))
 
     @property
     def host(self) -> str:
@@ -102,7 +113,7 @@ class KubeClient:
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
-        await self._api.close()
+        await self._tls.close()
 
     async def __aenter__(self) -> Self:
         """Return the client itself."""
@@ -171,11 +182,11 @@ class KubeClient:
 
     async def _headers(self, accept: str) -> dict[str, str]:
         headers = {"Accept": accept, "User-Agent": "queuectl"}
-        await self._api.update_params_for_auth(headers, [], ["BearerToken"])
-        return headers
+        settings = await self._configuration.auth_settings()
+        return headers | {part["key"]: part["value"] for part in settings.values()}
 
     async def _renew(self) -> None:
-        self._api.configuration = await _load(self._kubeconfig, self._context)
+        self._configuration = await _load(self._kubeconfig, self._context)
 
 
 async def _load(kubeconfig: str | None, context: str | None) -> Configuration:
