@@ -26,6 +26,7 @@ from queuectl.model.lifecycle import Attempt, AttemptState
 from queuectl.model.objects import Flavor, Job, Queue
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason
+from queuectl.model.resources import is_extended, parse_quantity
 
 AT_ONCE = 8
 DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
@@ -53,9 +54,11 @@ async def check(client: KubeClient, documents: Sequence[Document], *, force: boo
     """Note what is wrong with documents that are sound in themselves. Raises ApiUnreachableError."""
     _check_twice(documents)
     known = await _look(client, documents, tell)
+    offered = await _offered(client) if any(document.kind == "Queue" for document in documents) else set()
     for document in documents:
         if document.kind == "Queue":
             _check_queue(document, known)
+            _tell_of_devices(document, offered, tell)
         elif document.kind == "TrainingJob":
             _check_names(document, known)
     gate = asyncio.Semaphore(AT_ONCE)
@@ -141,6 +144,12 @@ def _check_queue(document: Document, known: Known) -> None:
             document.problems.append(
                 ("spec.parent", f'"{parent}" closes a circle, {" > ".join(circle)}; remove parent from one of them')
             )
+    below = any(queue.parent == document.name for queue in (queues or {}).values())
+    for index, quota in enumerate(document.spec.get("quotas") or ()):
+        nominal, lends = (parse_quantity("cpu", quota.get(part, 0)) for part in ("nominal", "lendingLimit"))
+        if queues is not None and not below and lends > nominal:
+            more = f"{quota['lendingLimit']} is more than nominal, {quota['nominal']}, and no queue is below this one"
+            document.problems.append((f"spec.quotas[{index}].lendingLimit", f"{more}; write at most that"))
     if known.flavors is not None:
         for index, quota in enumerate(document.spec.get("quotas") or ()):
             if quota["flavor"] not in known.flavors:
@@ -148,6 +157,25 @@ def _check_queue(document: Document, known: Known) -> None:
                 document.problems.append(
                     (f"spec.quotas[{index}].flavor", f'"{quota["flavor"]}" does not exist; {nearest}')
                 )
+
+
+async def _offered(client: KubeClient) -> set[str]:
+    """Return the resources of all nodes; nothing when nodes may not be read."""
+    try:
+        return {name for raw in await list_raw(client, "/api/v1/nodes") for name in decode.node(raw).value.allocatable}
+    except ApiError as error:
+        if error.status != 403:  # noqa: PLR2004
+            raise
+        return set()
+
+
+def _tell_of_devices(document: Document, offered: Collection[str], tell: Tell) -> None:
+    for resource in dict.fromkeys(quota["resource"] for quota in document.spec.get("quotas") or ()):
+        if offered and is_extended(resource) and resource not in offered:
+            devices = {name for name in offered if is_extended(name)}
+            tell(
+                f"{document.source}: Queue {document.name}: no node offers {resource} today; {nearest(resource, devices)}"
+            )
 
 
 def _circle(name: str, queues: Mapping[str, Queue]) -> list[str]:

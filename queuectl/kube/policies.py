@@ -128,6 +128,16 @@ def policies() -> list[dict[str, Any]]:
             variables=[{"name": "wrong", "expression": _WRONG_REQUESTS}],
             validations=[{"expression": "variables.wrong == ''", "messageExpression": "variables.wrong"}],
         ),
+        # A warning: the API server can't tell whether other queues are below this one, and lend as well.
+        *_validating(
+            "queuectl-lending-limits",
+            resource="queues",
+            operations=["CREATE", "UPDATE"],
+            action="Warn",
+            conditions=[{"name": "spec-changed", "expression": _SPEC_CHANGED}],
+            variables=[{"name": "idle", "expression": _IDLE_LIMITS}],
+            validations=[{"expression": "variables.idle == ''", "messageExpression": "variables.idle"}],
+        ),
         *_validating(
             "queuectl-quantities-of-queues",
             resource="queues",
@@ -239,6 +249,14 @@ _WRONG_QUOTAS = _all_wrong(
     f"[{', '.join(map(_wrong_amount, ('nominal', 'borrowingLimit', 'lendingLimit')))}]"
     ".filter(text, text != '').join('; ')",
 )
+_IDLE_LIMITS = _all_wrong(
+    "object.spec.?quotas.orValue([])",
+    "q",
+    "has(q.lendingLimit) && isQuantity(string(q.lendingLimit)) && isQuantity(string(q.nominal)) && "
+    "quantity(string(q.lendingLimit)).isGreaterThan(quantity(string(q.nominal))) ? "
+    "'spec.quotas[' + q.flavor + ', ' + q.resource + '].lendingLimit: ' + string(q.lendingLimit) + "
+    "' is more than nominal, ' + string(q.nominal) + '; it limits nothing unless queues below own the rest' : ''",
+)
 _WRONG_WEIGHT = _wrong("'spec.weight'", "string(object.spec.?weight.orValue(1))")
 _WRONG_CAPS = _all_wrong(
     "['perUser', 'perNamespace']",
@@ -348,6 +366,7 @@ def _validating(
     operations: list[str],
     validations: list[dict[str, str]],
     params: str = "",
+    action: str = "Deny",
     **spec: Any,
 ) -> list[dict[str, Any]]:
     """``params``: the label of Queues against each of which a request is held.
@@ -355,7 +374,7 @@ def _validating(
     The API server may need half a minute to learn of a new kind of parameters. Such a policy lets pass what it can't
     judge, since the core judges again.
     """
-    binding: dict[str, Any] = {"validationActions": ["Deny"]}
+    binding: dict[str, Any] = {"validationActions": [action]}
     if params:
         spec |= {"paramKind": {"apiVersion": API_VERSION, "kind": "Queue"}, "failurePolicy": "Ignore"}
         binding["paramRef"] = {"selector": {"matchLabels": {params: "true"}}, "parameterNotFoundAction": "Allow"}

@@ -57,9 +57,14 @@ async def test_lists_of_jobs(live: Stage, staged: Commands) -> None:
     assert several["kind"] == "List"
     assert [item["metadata"]["name"] for item in several["items"]] == ["first", "second"]
 
-    nothing = await staged("get", "--queue", "none")
-    assert (nothing.out, nothing.err) == ("", f"queuectl: no jobs in namespace {live.namespace}\n")
-    assert json.loads((await staged("get", "--queue", "none", "-o", "json")).out)["items"] == []
+    await live.queue(0, "idle")
+    idle = f"{live.name}-idle"
+    nothing = await staged("get", "--queue", idle)
+    assert (nothing.out, nothing.err) == ("", f"queuectl: no jobs of queue {idle} in namespace {live.namespace}\n")
+    assert json.loads((await staged("get", "--queue", idle, "-o", "json")).out)["items"] == []
+    unknown = await staged("get", "--queue", live.name[:-1], code=Exit.NOT_FOUND)
+    assert f'no queue "{live.name[:-1]}"; did you mean ' in unknown.err
+    assert live.name in unknown.err
 
     missing = await staged("get", "first", "third", code=Exit.NOT_FOUND)
     assert [row[0] for row in missing.rows] == ["NAME", "first"]

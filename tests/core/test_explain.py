@@ -65,7 +65,7 @@ def test_the_resource_that_is_missing_is_named_and_not_the_first_of_those_asked_
     assert f"asks for 4 {GPU} in flavor default, and queue q is short of 2" in told(
         clockwork([queue], runs, waits), "waits"
     )
-    cohort = [
+    cohort: list[dict[str, Any]] = [
         TEAM,
         queue | {"parent": "team"},
         {"name": "p", "parent": "team", "quotas": [quota(100, "cpu"), quota(8)]},

@@ -37,6 +37,12 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (lambda d: d.update(job=[]), "job: unknown field job; did you mean jobs?"),
         (lambda d: d["jobs"][0].update(gpu=1), "jobs[0].gpu: unknown field gpu; did you mean gpus?"),
         (lambda d: d["jobs"][0].update(queue="p"), 'jobs[0].queue: there is no "p"; known are q'),
+        (lambda d: d["queues"][0].update(parent="p"), 'queues[0].parent: there is no "p"; known are none'),
+        (
+            lambda d: d.update(jobs=[{"name": "j", "queue": "p"}], queues=[{"name": f"n{i:02}"} for i in range(30)]),
+            "n05, n06, n07, and 22 more",
+        ),
+        (lambda d: d.update(policy={"fairSharing": "X"}), "policy.fairSharing: 'X' is not a list; write [X]"),
         (lambda d: d["jobs"][0].update(memory="lots"), 'jobs[0].memory: "lots" is not a quantity'),
         (lambda d: d["jobs"][0].update(minPods=2), "jobs[0]: minPods of 2 is more than the 1 pods"),
         (lambda d: d["jobs"][1].update(name="a"), 'jobs: two are named "a"; give each a name of its own'),
