@@ -61,7 +61,7 @@ def test_a_look_at_a_cluster_loads_neither_the_generated_api_nor_the_controller(
     (tmp_path / "config").write_text(json.dumps(config), encoding="utf-8")
     loaded = imported("get", code=Exit.UNREACHABLE, env={"KUBECONFIG": str(tmp_path / "config")})
     assert "aiohttp" in loaded
-    assert not loaded & {"kubernetes_asyncio.client.models", "sqlalchemy", "numpy", "pydantic", "structlog", "rich"}
+    assert not loaded & {"kubernetes_asyncio.client.models", "sqlalchemy", "numpy", "structlog", "rich"}
 
 
 def test_completion_loads_nothing_heavy() -> None:
