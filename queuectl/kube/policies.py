@@ -220,10 +220,11 @@ _CHANGED = "[{}].filter(name, name != '')".format(
 def _wrong(path: str, value: str, resource: str = "''") -> str:
     """Return CEL that says what is wrong with a quantity, of a resource if one is given, or an empty string."""
     device = f"{resource}.contains('/') && !{resource}.contains('kubernetes.io/')"  # what is_extended tells
+    number = f"quantity({value}).asApproximateFloat()"  # isInteger() is of the form: 8.0 is none to it
     return (  # to isQuantity a unit alone ("Gi") is one too
         f"!isQuantity({value}) || !{value}.matches('[0-9]') ? {path} + ': \"' + {value} + '\" {NOT_A_QUANTITY}' : "
         f"quantity({value}).isLessThan(quantity('0')) ? {path} + ': ' + {value} + ' {BELOW_ZERO}' : "
-        f"{device} && !quantity({value}).isInteger() ? {path} + ': ' + {value} + ' {NOT_WHOLE}' : ''"
+        f"{device} && {number} < 9e18 && double(int({number})) != {number} ? {path} + ': ' + {value} + ' {NOT_WHOLE}' : ''"
     )
 
 
