@@ -221,7 +221,7 @@ def _describe(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> 
     for label, value in _facts(job):
         typer.echo(f"{label + ':':<16}{clean(value)}")
     _section("Roles", ("NAME", "PODS", "EACH POD REQUESTS", "MUST SUCCEED"), (_role(role) for role in spec["roles"]))
-    _section("Pods", ("ROLE", "NODE", "FLAVOR", "PODS", "STATE"), _places(status, pods))
+    _section("Pods", ("ROLE", "NODE", "FLAVOR", "PODS", "STATE"), places(status, pods))
     conditions = status.get("conditions") or ()
     _section(
         "Conditions",
@@ -286,7 +286,7 @@ def _role(role: Object) -> list[object]:
     return [role["name"], role["replicas"], shown, "yes" if role.get("mustSucceed", True) else "no"]
 
 
-def _places(status: Mapping[str, Any], pods: Sequence[Object]) -> Iterator[list[object]]:
+def places(status: Mapping[str, Any], pods: Sequence[Object]) -> Iterator[list[object]]:
     """Yield a row for each role on each node; a gang may have thousands of pods."""
     from queuectl.kube.names import ROLE_LABEL
 

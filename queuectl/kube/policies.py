@@ -89,11 +89,11 @@ def policies() -> list[dict[str, Any]]:
                     "expression": "!has(params.spec.maxWaiting) || "
                     "params.?status.pending.orValue(0) < params.spec.maxWaiting",
                     "messageExpression": _text(
-                        "spec.queue: ",
-                        "string(params.?status.pending.orValue(0))",
-                        " jobs wait in queue ",
+                        "spec.queue: in queue ",
                         "params.metadata.name",
-                        " and its maxWaiting is ",
+                        " as many wait as may: ",
+                        "string(params.?status.pending.orValue(0))",
+                        ", and maxWaiting is ",
                         "string(params.spec.maxWaiting)",
                         "; submit it later, or name another queue",
                     ),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from queuectl.model.policy import Cause, Cell
-from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.reasons import Reason, Why, counted, why
 from queuectl.model.resources import total
 from queuectl.model.work import NO_WORK, Work
 
@@ -90,7 +90,7 @@ class Eviction:
 
     def __str__(self) -> str:
         """Return who it is and what it loses, or gives up."""
-        costs = f"gives up {self.part.pods} pods" if self.part else f"loses {self.lost}"
+        costs = f"gives up {counted(self.part.pods, 'pod')}" if self.part else f"loses {self.lost}"
         return f"{self.name} (queue {self.queue}, priority {self.priority}, {costs})"
 
 

@@ -111,6 +111,11 @@ class Reason(Enum):
         return "".join(part.capitalize() for part in self.name.split("_"))
 
 
+def counted(number: object, noun: str) -> str:
+    """Return "1 pod" or "8 pods"."""
+    return f"{number} {noun}{'' if str(number) == '1' else 's'}"
+
+
 class _Fact:
     """A fact as its sentence shows it."""
 
@@ -118,8 +123,7 @@ class _Fact:
         self._value = value
 
     def __format__(self, noun: str) -> str:
-        text = str(self._value)
-        return f"{text} {noun}{'' if text == '1' else 's'}" if noun else text
+        return counted(self._value, noun) if noun else str(self._value)
 
 
 class _Facts:

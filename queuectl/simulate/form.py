@@ -81,7 +81,7 @@ class Asks(Part):
     @model_validator(mode="after")
     def _check_pods(self) -> Self:
         if self.min_pods is not None and self.min_pods > self.pods:
-            raise ValueError(f"minPods of {self.min_pods} is more than the {self.pods} pods; write at most that")
+            raise ValueError(f"minPods of {self.min_pods} is more than pods, {self.pods}; write at most that")
         return self
 
     def role(self, name: str) -> dict[str, Any]:
@@ -329,7 +329,7 @@ def edited(queue: QueueForm, edit: QuotaEdit) -> QueueForm:
     ]
     if len(found) != 1:
         raise ValueError(
-            f"setQuota: {len(found)} quotas of queue {queue.name} are meant; name flavor and resource of one"
+            f"setQuota: so many quotas of queue {queue.name} may be meant: {len(found)}; name flavor and resource of one"
         )
     limits = edit.model_dump(include={"nominal", "borrowing_limit", "lending_limit"}, exclude_none=True)
     changed = found[0].model_copy(update=limits)

@@ -615,7 +615,7 @@ async def test_a_queue_takes_no_more_waiting_jobs_than_it_may(objects: Objects, 
     await objects.patch(path, {"status": {"pending": 1}}, "/status")
     assert not await namespace.refusal(queue=name)
     await objects.patch(path, {"status": {"pending": 2}}, "/status")
-    told = f"spec.queue: 2 jobs wait in queue {name} and its maxWaiting is 2; submit it later, or name another queue"
+    told = f"spec.queue: in queue {name} as many wait as may: 2, and maxWaiting is 2; submit it later, or name another queue"
     await eventually(lambda: _says(namespace, told, queue=name), "the refusal", seconds=60)
 
 
