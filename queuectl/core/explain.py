@@ -1,6 +1,6 @@
 """The facts of reasons: what of a quota is missing, what says so, and who has it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from queuectl.core.preemption import Running
 from queuectl.core.tree import Node, Tree
@@ -9,8 +9,8 @@ from queuectl.model.reasons import Reason, Why, listed, why
 from queuectl.model.resources import format_quantity
 
 
-def short_of_quota(tree: Tree, queue: str, cell: Cell, amount: int) -> Why:
-    """Say what of its quota a queue lacks to use ``amount`` more."""
+def short_of_quota(tree: Tree, queue: str, cell: Cell, amount: int, fixed: Sequence[Running]) -> Why:
+    """Say what of its quota a queue lacks to use ``amount`` more, and who keeps it as they are not preemptible."""
     flavor, resource = cell
     node = tree.nodes[queue]
     by = node.narrowest(cell)
@@ -22,10 +22,13 @@ def short_of_quota(tree: Tree, queue: str, cell: Cell, amount: int) -> Why:
     limit = "" if by is node else f"; of the {told(shared)} that {by.name} has for its queues, {told(taken)} are in use"
     if by.parent is not None and borrowing is not None:
         limit += f", and it may borrow {told(borrowing)} (borrowingLimit)"
+    holders = "" if by is node else _users(tree, by, cell)
+    if fixed:
+        holders += f" Not preemptible: {listed([gang.name for gang in fixed])}."
     return why(
         Reason.WAITING_FOR_QUOTA, queue=queue, flavor=flavor, resource=resource, wanted=told(amount),
         missing=told(amount - node.available(cell)), used=told(node.usage.get(cell, 0)),
-        nominal=told(node.subtree.get(cell, 0)), limit=limit, holders="" if by is node else _users(tree, by, cell),
+        nominal=told(node.subtree.get(cell, 0)), limit=limit, holders=holders,
     )  # fmt: skip
 
 
@@ -40,13 +43,14 @@ def _users(tree: Tree, top: Node, cell: Cell) -> str:
     return tree.told[key]
 
 
-def _using(top: Node, cell: Cell) -> Iterator[tuple[str, int, int]]:
-    """Yield the queues whose own jobs use any: how much, and how much of it is not their own."""
-    used = top.direct(cell)
+def _using(node: Node, cell: Cell, kept: int = 0) -> Iterator[tuple[str, int, int]]:
+    """Yield the queues whose own jobs use any, beyond what is kept: how much, and how much of it is not their own."""
+    own = node.direct(cell)
+    used = min(own, node.usage.get(cell, 0) - kept)
     if used > 0:
-        yield top.name, used, max(0, used - top.quota(cell).nominal)
-    for child in top.children:
-        yield from _using(child, cell)
+        yield node.name, used, max(0, own - node.quota(cell).nominal)
+    for child in node.children:
+        yield from _using(child, cell, child.kept(cell))
 
 
 def waiting_for_others(leaving: Iterable[Running]) -> Why:

@@ -14,7 +14,7 @@ from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import height_that_fits
 from queuectl.model.objects import Flavor, Gang, Queue, Role
 from queuectl.model.plan import Admission, Placement
-from queuectl.model.policy import Cell
+from queuectl.model.policy import Cell, Within
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity, is_extended, is_gpu, total
 
@@ -368,8 +368,14 @@ class _Search:
                     nominal=format_quantity(resource, self.node.quota(cell).nominal),
                 )  # fmt: skip
             if amount > self.node.available(cell):
-                return short_of_quota(self.snapshot.later, self.gang.queue, cell, amount)
+                return self._short_of_quota(cell, amount)
         return waiting_for_others(self._departing())
+
+    def _short_of_quota(self, cell: Cell, amount: int) -> Why:
+        rule, running = self.queue.preemption.within_queue, self.snapshot.running.get(self.gang.queue, ())
+        lower = [g for g in running if g.priority < self.gang.priority] if rule is not Within.NEVER else []
+        fixed = [g for g in lower if not g.preemptible and not g.evicting and g.usage.get(cell)]
+        return short_of_quota(self.snapshot.later, self.gang.queue, cell, amount, fixed)
 
     def _unoffered(self, wanted: Wanted) -> str:
         asked = sorted(resource for resource in wanted.amounts if is_extended(resource))
@@ -418,7 +424,7 @@ class _Search:
             )  # fmt: skip
         for cell, amount in asks[flavor]:
             if amount > self.node.available(cell):
-                return short_of_quota(self.snapshot.later, self.gang.queue, cell, amount)
+                return self._short_of_quota(cell, amount)
         return waiting_for_others(self._departing())
 
 

@@ -56,6 +56,15 @@ def test_whose_own_quota_is_lent_is_told_who_uses_it() -> None:
     )
 
 
+def test_what_a_queue_keeps_for_itself_is_not_counted_among_what_is_shared() -> None:
+    queues = [TEAM, team("mine", 0), team("keeps", 8, lendingLimit=2), team("b", 4)]
+    users = [{"name": "k", "queue": "keeps", "gpus": 7}, {"name": "b", "queue": "b", "gpus": 4}]
+    assert told(clockwork(queues, *users, {"name": "waits", "queue": "mine", "gpus": 2, "at": 1}), "waits") == (
+        f"It asks for 2 {GPU} in flavor default, and queue mine is short of 1: it owns 0 and uses 0; of the 6 that team"
+        " has for its queues, 5 are in use. Used by: b (4), keeps (1)."
+    )
+
+
 def test_the_resource_that_is_missing_is_named_and_not_the_first_of_those_asked_for() -> None:
     queue = {"name": "q", "quotas": [quota(100, "cpu"), quota(8)]}
     runs, waits = (
@@ -102,6 +111,15 @@ def test_who_waits_for_others_victims_is_told_whose_room_it_is() -> None:
     clock = clockwork([{"name": "q", "quotas": [quota(100)], **rules}], *jobs, gpus=8, until=10)
     clock.run()
     assert clock.states()["second"].why == by_quota, "short of nodes instead of quota"
+
+
+def test_who_is_not_preemptible_and_in_the_way_is_named() -> None:
+    rules = {"preemption": {"withinQueue": "LowerPriority"}}
+    low = {"name": "low", "queue": "q", "gpus": 8, "preemptible": False}
+    high = {"name": "high", "queue": "q", "gpus": 8, "priority": 1, "at": 5}
+    assert told(clockwork([{"name": "q", "quotas": [quota(8)], **rules}], low, high), "high").endswith(
+        "it owns 8 and uses 8. Not preemptible: default/low."
+    )
 
 
 def blocked(clock: Clockwork, queue: str) -> dict[str, Any]:
