@@ -39,9 +39,10 @@ READ_BYTES = 2**21  # of a stream read ahead
 QUIET_SECONDS = 150.0  # a watch without event or bookmark for so long is dead; bookmarks come each minute
 
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-# What the API server puts before what an admission policy of ours says, which names the field and the remedy.
-_POLICY = re.compile(
-    r".* is forbidden: ValidatingAdmissionPolicy 'queuectl-[^']*' with binding '[^']*' denied request: "
+# What the API server puts around what rules and policies of ours say, which name the field and the remedy.
+_AROUND = re.compile(
+    r"^.* is forbidden: ValidatingAdmissionPolicy 'queuectl-[^']*' with binding '[^']*' denied request: "
+    r'|^\w+\.queuectl\.dev "[^"]*" is invalid: |Invalid value: "object": '
 )
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -159,7 +160,7 @@ class KubeClient:
             if response.status == 401 and not last_try:  # noqa: PLR2004 - a short-lived credential ran out
                 await self._renew()
                 continue
-            _raise_for_status(response.status, answer)
+            raise_for_status(response.status, answer)
             return answer
         raise AssertionError
 
@@ -175,7 +176,7 @@ class KubeClient:
                 self._host + path, params=params, headers=await self._headers(JSON), timeout=timeout
             ) as response:
                 if response.status >= 400:  # noqa: PLR2004
-                    _raise_for_status(response.status, await response.read())
+                    raise_for_status(response.status, await response.read())
                 yield _lines(response.content)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiUnreachableError(f"{self._host}: {error or type(error).__name__}") from error
@@ -231,7 +232,8 @@ def _proxy_of_environment(host: str) -> str | None:
     return None if not url.hostname or proxy_bypass(url.hostname) else getproxies().get(url.scheme)
 
 
-def _raise_for_status(status: int, answer: bytes) -> None:
+def raise_for_status(status: int, answer: bytes) -> None:
+    """Raise ApiError for an answer that refuses, ApiUnreachableError for one that may be another later."""
     if status < 400:  # noqa: PLR2004
         return
     try:
@@ -241,7 +243,7 @@ def _raise_for_status(status: int, answer: bytes) -> None:
     if not isinstance(problem, dict):
         problem = {}
     message = problem.get("message") or answer[:500].decode(errors="replace") or f"HTTP {status}"
-    message = _POLICY.sub("", message)
+    message = _AROUND.sub("", message)
     if status >= 500 or status == 429:  # noqa: PLR2004
         raise ApiUnreachableError(f"HTTP {status}: {message}")
     raise ApiError(status, problem.get("reason") or "", message, problem.get("details"))

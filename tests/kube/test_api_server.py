@@ -479,7 +479,7 @@ async def namespace(kube: KubeClient) -> AsyncIterator[Namespace]:
 
 async def test_a_job_without_a_queue_gets_that_of_its_namespace(namespace: Namespace) -> None:
     refusal = await namespace.refusal(queue=None)
-    assert "spec: Invalid value" in refusal
+    assert refusal.startswith("spec: ")
     assert "queue is missing and the namespace has no default; name a Queue, or have an admin annotate" in refusal
 
     await namespace.annotate(**{DEFAULT_QUEUE: "team-a"})
