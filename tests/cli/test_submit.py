@@ -104,7 +104,7 @@ WRONG = {
         'spec.parent: "zzz-chile" does not exist; known are ',
     ),
     "a lending limit above what it owns": (
-        queue("submit-lends", parent=TEAM, quotas=[quota(8, flavor=GPUS) | {"lendingLimit": 9}]),
+        queue("submit-lends", quotas=[quota(8, flavor=GPUS) | {"lendingLimit": 9}]),
         "spec.quotas[0].lendingLimit: 9 is more than nominal, 8, and no queue is below this one; write at most that",
     ),
     "an unknown flavor": (
