@@ -4,6 +4,7 @@ python docs/generate.py --write | --check
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,7 +36,8 @@ def reasons() -> str:
     for reason in Reason:
         if reason in GROUPS:
             lines += ["", f"## {GROUPS[reason]}", "", "| code | sentence |", "| --- | --- |"]
-        lines.append(f"| `{reason.code}` | {reason.value} |")
+        sentence = re.sub(r"{(\w+):([\w ]+)}", r"{\1} \2s", reason.value)
+        lines.append(f"| `{reason.code}` | {sentence} |")
     return "\n".join(lines)
 
 

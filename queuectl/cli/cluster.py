@@ -19,7 +19,7 @@ Object = dict[str, Any]
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", show_default=False)]
 
 _QUEUE_COLUMNS = ("NAME", "PARENT", "ORDER", "PENDING", "RUNNING", "READY")
-_QUOTA_COLUMNS = ("FLAVOR", "RESOURCE", "USED", "NOMINAL")
+_QUOTA_COLUMNS = ("FLAVOR", "RESOURCE", "USED", "TOTAL", "NOMINAL")
 _NODE_COLUMNS = ("NAME", "STATE", "FLAVOR", "RESOURCE", "GPUS", "HELD", "OTHERS", "FREE")
 _PAUSE = 0.2  # seconds in which changes of nodes and pods are gathered
 
@@ -58,7 +58,7 @@ def queues(
         if watch:
             await _watch_queues(here, shown, names, lambda queue: show([queue], one=True))
         for name in missing:
-            session.say(f'no queue "{name}"; there are {", ".join(sorted(found)) or "none"}')
+            session.say(str(session.no_queue(name, found)))
         return Exit.NOT_FOUND if missing else Exit.DONE
 
     session.run(main, kubeconfig=kubeconfig, context=context)
@@ -80,8 +80,11 @@ async def _watch_queues(here: "Session", shown: Sequence[Object], names: Sequenc
 def queue_rows(queue: Object, *, wide: bool) -> Iterable[list[object]]:
     """Return a queue's row; when wide, one for each of its quotas."""
     spec, status = queue["spec"], queue.get("status") or {}
-    ready: Mapping[str, Any] = next((c for c in status.get("conditions") or () if c["type"] == "Ready"), {})
-    state = {"True": "yes", "False": f"no: {ready.get('message', '')}"}.get(ready.get("status", ""))
+    told: Mapping[str, Mapping[str, str]] = {c["type"]: c for c in status.get("conditions") or ()}
+    ready = {"True": "yes", "False": f"no: {told.get('Ready', {}).get('message')}"}.get(
+        told.get("Ready", {}).get("status", "")
+    )
+    state = "; ".join(filter(None, (ready, told.get("EvictionBlocked", {}).get("message"))))
     row: list[object] = [
         queue["metadata"]["name"],
         spec.get("parent"),
@@ -92,10 +95,9 @@ def queue_rows(queue: Object, *, wide: bool) -> Iterable[list[object]]:
     ]
     if not wide:
         return [row]
-    used = {(r["flavor"], r["resource"]): r["amount"] for r in status.get("reserved") or ()}
     quotas = [
-        [q["flavor"], q["resource"], used.get((q["flavor"], q["resource"]), 0), q["nominal"]]
-        for q in spec.get("quotas") or ()
+        [r["flavor"], r["resource"], r["amount"], r.get("total", r["nominal"]), r["nominal"]]
+        for r in status.get("reserved") or [{**q, "amount": 0} for q in spec.get("quotas") or ()]
     ]
     return [[*row, *quota] for quota in quotas or [[None] * len(_QUOTA_COLUMNS)]]
 
@@ -217,10 +219,12 @@ def views(flavors: Sequence["Flavor"], nodes: Iterable["Node"], pods: Iterable["
 
 
 async def _watch_nodes(here: "Session", shown: Sequence[NodeView], names: Sequence[str] | None, show: Any) -> None:
+    from queuectl.cli.watching import log_to_stderr
     from queuectl.kube import decode
     from queuectl.kube.informer import Informer
     from queuectl.kube.names import API
 
+    log_to_stderr()
     changed = asyncio.Event()
 
     def on_change(_: object, __: object) -> None:

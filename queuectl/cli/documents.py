@@ -21,6 +21,7 @@ except ImportError:  # PyYAML without libyaml
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 _MODELS = {model.__name__: model for model in KINDS}
+_FIELDS = "apiVersion, kind, metadata and spec"
 _OF_THE_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink")
 
 
@@ -63,8 +64,8 @@ class Document:
             yield ": ".join(filter(None, (self.source, label, where, sentence)))
 
 
-def read(files: Sequence[str]) -> list[Document]:
-    """Read all documents. Raises CommandError for what can't be read or isn't YAML."""
+def read(files: Sequence[str], *, what: str = "TrainingJob", fields: str = _FIELDS) -> list[Document]:
+    """Read all documents, each of which has such fields. Raises CommandError for what can't be read or isn't YAML."""
     found: list[Document] = []
     for file in files:
         name = "standard input" if file == "-" else file
@@ -79,12 +80,12 @@ def read(files: Sequence[str]) -> list[Document]:
             source = name if len(items) == 1 else f"{name}, document {number}"
             if not isinstance(item, dict):
                 raise CommandError(
-                    f"{source}: this is {_kind_of(item)}, not an object; write apiVersion, kind, metadata and spec",
+                    f"{source}: this is {_kind_of(item)}, not an object; write {fields}",
                     Exit.REFUSED,
                 )
             found.append(Document(source, item))
     if not found:
-        raise CommandError(f"{', '.join(files)}: no documents; write at least one TrainingJob", Exit.REFUSED)
+        raise CommandError(f"{', '.join(files)}: no documents; write at least one {what}, with {fields}", Exit.REFUSED)
     return found
 
 

@@ -62,8 +62,11 @@ def get(
             found = await list_objects(here.client, here.path(), **({"labelSelector": selector} if selector else {}))
         shown = [job for job in found if wanted.has(job)]
         list_ = _List(output, everywhere=everywhere, one=len(names or ()) == 1)
+        if queue is not None and not shown:
+            await _need_queue(here, queue)
         if not shown and output is None and not missing:
-            session.say(f"no jobs {'in any namespace' if everywhere else f'in namespace {here.namespace}'}")
+            which = (f" of queue {queue}" if queue else "") + (f" in phase {phase}" if phase else "")
+            session.say(f"no jobs{which} {'in any namespace' if everywhere else f'in namespace {here.namespace}'}")
         if shown or output in {Output.JSON, Output.YAML}:
             list_.show(shown, first=True)
         if watch:
@@ -178,6 +181,23 @@ async def _named(here: "Session", names: Sequence[str]) -> tuple[list[Object], l
     )
 
 
+async def _need_queue(here: "Session", name: str) -> None:
+    """Raise CommandError when there is no such queue, as far as queues may be read."""
+    from queuectl.cli import session
+    from queuectl.kube.client import ApiError
+    from queuectl.kube.listing import list_objects
+    from queuectl.kube.names import API
+
+    try:
+        known = {queue["metadata"]["name"] for queue in await list_objects(here.client, f"{API}/queues")}
+    except ApiError as error:
+        if error.status != 403:  # noqa: PLR2004
+            raise
+        return
+    if name not in known:
+        raise session.no_queue(name, known)
+
+
 async def _watch(here: "Session", shown: Sequence[Object], wanted: _Wanted, list_: _List, selector: str | None) -> None:
     from queuectl.cli.watching import changes
 
@@ -201,7 +221,7 @@ def _describe(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> 
     for label, value in _facts(job):
         typer.echo(f"{label + ':':<16}{clean(value)}")
     _section("Roles", ("NAME", "PODS", "EACH POD REQUESTS", "MUST SUCCEED"), (_role(role) for role in spec["roles"]))
-    _section("Pods", ("ROLE", "NODE", "FLAVOR", "PODS", "STATE"), _places(status, pods))
+    _section("Pods", ("ROLE", "NODE", "FLAVOR", "PODS", "STATE"), places(status, pods))
     conditions = status.get("conditions") or ()
     _section(
         "Conditions",
@@ -266,7 +286,7 @@ def _role(role: Object) -> list[object]:
     return [role["name"], role["replicas"], shown, "yes" if role.get("mustSucceed", True) else "no"]
 
 
-def _places(status: Mapping[str, Any], pods: Sequence[Object]) -> Iterator[list[object]]:
+def places(status: Mapping[str, Any], pods: Sequence[Object]) -> Iterator[list[object]]:
     """Yield a row for each role on each node; a gang may have thousands of pods."""
     from queuectl.kube.names import ROLE_LABEL
 
@@ -277,7 +297,8 @@ def _places(status: Mapping[str, Any], pods: Sequence[Object]) -> Iterator[list[
     for assignment in status.get("assignments") or ():
         place = (assignment["role"], assignment["node"])
         seen = _counts(states.pop(place, Counter()))
-        yield [*place, assignment["flavor"], assignment["pods"], seen or "not bound yet"]
+        unseen = "gone" if status.get("phase") == PhaseName.STOPPING else "not bound yet"
+        yield [*place, assignment["flavor"], assignment["pods"], seen or unseen]
     for (role, node), found in sorted(states.items()):  # pods without a node, and those of an attempt that has ended
         yield [role, node, NONE, found.total(), _counts(found)]
 

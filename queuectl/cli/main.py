@@ -99,7 +99,9 @@ app.command(
         "List queues: what waits and runs in each, and how much of its quotas is in use.",
         "queuectl queues",
         "queuectl queues team-a -o wide",
-        more="Wide output has a line for each quota.",
+        more="Wide output has a line for each quota: NOMINAL is what the queue itself owns, TOTAL that and what the queues"
+        " below it lend, USED what jobs use of the total. So a parent's USED counts its children's jobs, and a queue whose"
+        " USED is above its TOTAL borrows the rest.",
     ),
 )(cluster.queues)
 app.command(

@@ -5,8 +5,7 @@ rights, is told and left to the controller, which checks the same.
 """
 
 import asyncio
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +21,22 @@ from queuectl.kube.client import ApiError, KubeClient
 from queuectl.kube.listing import list_raw
 from queuectl.kube.names import API
 from queuectl.kube.pods import manifests
+from queuectl.kube.problems import nearest
 from queuectl.model.lifecycle import Attempt, AttemptState
 from queuectl.model.objects import Flavor, Job, Queue
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason
+from queuectl.model.resources import is_extended, parse_quantity
 
 AT_ONCE = 8
 DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
-_MANY = 8  # names told when none is near
-# waits that time doesn't end
-_NEVER = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, Reason.EXCEEDS_LIMIT}
+# What to do about waits that time doesn't end.
+_REMEDIES = {
+    Reason.NO_MATCHING_FLAVOR: "Ask for what the queue has ({flavors}), or name another queue",
+    Reason.EXCEEDS_MAX_QUOTA: "Ask for at most that, or name a queue that may use more",
+    Reason.EXCEEDS_OWN_QUOTA: "Ask for at most that, or let it be preemptible, so that it may borrow",
+    Reason.EXCEEDS_LIMIT: "Ask for at most that, or name a queue with another limit",
+}
 
 Tell = Callable[[str], None]
 
@@ -49,9 +54,11 @@ async def check(client: KubeClient, documents: Sequence[Document], *, force: boo
     """Note what is wrong with documents that are sound in themselves. Raises ApiUnreachableError."""
     _check_twice(documents)
     known = await _look(client, documents, tell)
+    offered = await _offered(client) if any(document.kind == "Queue" for document in documents) else set()
     for document in documents:
         if document.kind == "Queue":
             _check_queue(document, known)
+            _tell_of_devices(document, offered, tell)
         elif document.kind == "TrainingJob":
             _check_names(document, known)
     gate = asyncio.Semaphore(AT_ONCE)
@@ -128,12 +135,21 @@ def _check_queue(document: Document, known: Known) -> None:
     if queues is not None and parent:
         if parent not in queues:
             document.problems.append(
-                ("spec.parent", f'"{parent}" does not exist; {_nearest(parent, queues, "queues")}')
+                (
+                    "spec.parent",
+                    f'"{parent}" does not exist; {_nearest(parent, queues.keys() - {document.name}, "queues")}',
+                )
             )
         elif circle := _circle(document.name, queues):
             document.problems.append(
                 ("spec.parent", f'"{parent}" closes a circle, {" > ".join(circle)}; remove parent from one of them')
             )
+    below = any(queue.parent == document.name for queue in (queues or {}).values())
+    for index, quota in enumerate(document.spec.get("quotas") or ()):
+        nominal, lends = (parse_quantity("cpu", quota.get(part, 0)) for part in ("nominal", "lendingLimit"))
+        if queues is not None and not below and lends > nominal:
+            more = f"{quota['lendingLimit']} is more than nominal, {quota['nominal']}, and no queue is below this one"
+            document.problems.append((f"spec.quotas[{index}].lendingLimit", f"{more}; write at most that"))
     if known.flavors is not None:
         for index, quota in enumerate(document.spec.get("quotas") or ()):
             if quota["flavor"] not in known.flavors:
@@ -141,6 +157,25 @@ def _check_queue(document: Document, known: Known) -> None:
                 document.problems.append(
                     (f"spec.quotas[{index}].flavor", f'"{quota["flavor"]}" does not exist; {nearest}')
                 )
+
+
+async def _offered(client: KubeClient) -> set[str]:
+    """Return the resources of all nodes; nothing when nodes may not be read."""
+    try:
+        return {name for raw in await list_raw(client, "/api/v1/nodes") for name in decode.node(raw).value.allocatable}
+    except ApiError as error:
+        if error.status != 403:  # noqa: PLR2004
+            raise
+        return set()
+
+
+def _tell_of_devices(document: Document, offered: Collection[str], tell: Tell) -> None:
+    for resource in dict.fromkeys(quota["resource"] for quota in document.spec.get("quotas") or ()):
+        if offered and is_extended(resource) and resource not in offered:
+            devices = {name for name in offered if is_extended(name)}
+            tell(
+                f"{document.source}: Queue {document.name}: no node offers {resource} today; {nearest(resource, devices)}"
+            )
 
 
 def _circle(name: str, queues: Mapping[str, Queue]) -> list[str]:
@@ -151,15 +186,8 @@ def _circle(name: str, queues: Mapping[str, Queue]) -> list[str]:
     return [*way, name] if parent == name else []
 
 
-def _nearest(name: str, known: Iterable[str], what: str) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    if not names:
-        return f"there are no {what} yet; submit one first, or in the same file"
-    more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
-    return f"there are {', '.join(names[:_MANY])}{more}"
+def _nearest(name: str, known: Collection[str], what: str) -> str:
+    return nearest(name, known) if known else f"there are no {what} yet; submit one first, or in the same file"
 
 
 async def _dry_run(client: KubeClient, document: Document, known: Known, *, force: bool, tell: Tell) -> None:
@@ -203,13 +231,10 @@ def _check_quota(document: Document, job: Job, known: Known) -> None:
     tree = Tree.of(known.queues.values(), broken_queues(known.queues)) if known.queues else Tree(())
     snapshot = Snapshot(known.queues or {}, known.flavors, waiting=Backlog(), fleet=None, tree=tree, later=tree)
     verdict = nominate(snapshot, frozenset(), job.gang, now=0.0).wait
-    if verdict is not None and verdict.reason in _NEVER:
+    if verdict is not None and verdict.reason in _REMEDIES:
         flavors = ", ".join(dict.fromkeys(flavor for flavor, _ in queue.nominal)) or "no flavors"
-        remedy = (
-            f"Ask for less, or for what {queue.name} has ({flavors}); or name another queue; or let it wait for another"
-            " quota with --force"
-        )
-        document.problems.append(("spec.roles", f"{verdict} {remedy}"))
+        remedy = _REMEDIES[verdict.reason].format(flavors=flavors)
+        document.problems.append(("spec.roles", f"{verdict} {remedy}; --force lets it wait for a change of the queue"))
 
 
 async def _dry_run_pods(client: KubeClient, document: Document, job: Job, known: Known, tell: Tell) -> None:

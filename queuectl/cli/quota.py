@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,6 @@ from queuectl.cli import controller
 from queuectl.cli.errors import CommandError, Exit
 from queuectl.cli.options import Context, Kubeconfig, Output, OutputForm, text
 from queuectl.cli.render import Table, resource_name, show_data
-from queuectl.model.resources import is_extended, parse_quantity
 
 if TYPE_CHECKING:
     from queuectl.cli.session import Session
@@ -133,7 +131,6 @@ async def _edit(
             raise
         quotas = found["spec"].get("quotas") or []
         chosen = _chosen(name, quotas, which)
-        _check_whole(chosen["resource"], wanted)
         changes = [
             f"{part} {_told(chosen.get(part))} -> {_told(new)}"
             for part, new in wanted.items()
@@ -160,18 +157,6 @@ async def _edit(
             continue
         return f"{what}: {', '.join(changes)}" + (" (server dry run)" if dry_run else "")
     raise AssertionError
-
-
-def _check_whole(resource: str, wanted: Mapping[str, int | str | None]) -> None:
-    """Raise CommandError for a part of a device."""
-    for part, amount in wanted.items():
-        milli = 0
-        with suppress(ValueError):  # the API server says what is wrong with what is no quantity
-            milli = 0 if amount is None else parse_quantity("cpu", amount)
-        if is_extended(resource) and milli % 1000:
-            raise CommandError(
-                f"{part}: {amount} is not a whole number, and {resource} comes in whole ones", Exit.USAGE
-            )
 
 
 def _chosen(name: str, quotas: Sequence[Object], which: tuple[str | None, str | None]) -> Object:

@@ -2,11 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
 import typer
 
 from queuectl.cli.errors import CommandError, Exit
@@ -62,7 +61,6 @@ def run(
             except ApiError as error:
                 raise explained(error) from error
 
-    _log_to_stderr()
     code = asyncio.run(session())
     if code:
         raise typer.Exit(code)
@@ -78,6 +76,13 @@ def not_found(name: str, namespace: str) -> CommandError:
     return CommandError(
         f'no job "{name}" in namespace {namespace}; "queuectl get -A" lists the jobs of all namespaces', Exit.NOT_FOUND
     )
+
+
+def no_queue(name: str, known: Collection[str]) -> CommandError:
+    """Return the error for a queue that doesn't exist."""
+    from queuectl.kube.problems import nearest
+
+    return CommandError(f'no queue "{name}"; {nearest(name, known)}', Exit.NOT_FOUND)
 
 
 def explained(error: ApiError) -> Exception:
@@ -97,10 +102,3 @@ def explained(error: ApiError) -> Exception:
 def say(message: str) -> None:
     """Tell people something that is not data."""
     sys.stderr.write(f"queuectl: {message}\n")
-
-
-def _log_to_stderr() -> None:
-    def line(_: object, __: str, event: Any) -> str:
-        return f"queuectl: {event['event']}: {event.get('error', '')}; trying again"
-
-    structlog.configure(processors=[line], logger_factory=structlog.PrintLoggerFactory(sys.stderr))

@@ -30,11 +30,12 @@ def simulate(
 ) -> None:
     """Run scenarios in virtual time, and tell what differs from what they want."""
     from queuectl.cli.documents import read
+    from queuectl.model.reasons import counted
     from queuectl.simulate import form
     from queuectl.simulate.clockwork import run
     from queuectl.simulate.verdict import differences
 
-    documents = read(files)
+    documents = read(files, what="scenario", fields="nodes, queues and jobs; docs/scenarios.md has the form")
     scenarios = [(document, _scenario(document, form.read)) for document in documents]
     failed = 0
     shown: list[dict[str, Any]] = []
@@ -56,7 +57,7 @@ def simulate(
     if output is not None:
         show_data(shown, output)
     if failed:
-        raise CommandError(f"{failed} of {len(scenarios)} scenarios differ from what they want", Exit.UNMET)
+        raise CommandError(f"not as wanted: {failed} of {counted(len(scenarios), 'scenario')}", Exit.UNMET)
 
 
 def _scenario(document: "Document", read: Any) -> Any:

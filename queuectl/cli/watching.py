@@ -1,11 +1,13 @@
 """Following objects as they change."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import structlog
 
 from queuectl.kube.client import KubeClient
 from queuectl.kube.informer import Informer, Item
@@ -30,6 +32,7 @@ async def changes(
     Yields what is there at first, then each change, and (None, None) once after the former. Connections are made
     anew as often as needed; limit the wait with asyncio.timeout where it must end.
     """
+    log_to_stderr()
     seen: asyncio.Queue[Change] = asyncio.Queue()
     if name:
         path = f"{path}?fieldSelector=metadata.name%3D{name}"
@@ -49,6 +52,15 @@ async def changes(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def log_to_stderr() -> None:
+    """Tell in a line of what is tried again, such as a lost connection."""
+
+    def line(_: object, __: str, event: Any) -> str:
+        return f"queuectl: {event['event']}: {event.get('error', '')}; trying again"
+
+    structlog.configure(processors=[line], logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 async def _first(wanted: Any, running: "asyncio.Task[None]") -> Any:

@@ -26,6 +26,7 @@ class Holdings:
         self._held: dict[str, tuple[str, Attempt]] = {}  # workload uid → queue, attempt
         self._sizes: dict[str, tuple[int, int]] = {}  # workload uid → GPUs, pods
         self._idle: dict[str, Idle] = {}  # what of their room is free for the claims already
+        self._departing: dict[str, None] = {}  # workloads that leave for others, or a part of which does
         self._candidates: dict[str, Running] = {}  # attempts as they were last looked at, by workload uid
         self.versions: dict[str, int] = {}  # changes of what queues hold, by the root of their tree
 
@@ -45,6 +46,7 @@ class Holdings:
         """Count a new attempt."""
         self._held[attempt.uid] = (workload.queue, attempt)
         self._sizes[attempt.uid] = _size(attempt)
+        self._note_departure(attempt)
         self._change(workload.queue, attempt.whole, +1, now=attempt.holds, later=not attempt.claimed)
         if attempt.leaving:
             self._change(workload.queue, attempt.leaving, +1, now=True, later=False)
@@ -62,6 +64,7 @@ class Holdings:
         queue, before = self._held[attempt.uid]
         self._held[attempt.uid] = (queue, attempt)
         self._changed(attempt.uid)
+        self._note_departure(attempt)
         if attempt.holds and not before.holds:
             self._drop_idle(attempt.uid)
             self._change(queue, attempt.whole, +1, now=True, later=False)
@@ -87,6 +90,7 @@ class Holdings:
         self._changed(uid)
         queue, attempt = self._held.pop(uid)
         del self._sizes[uid]
+        self._departing.pop(uid, None)
         self._change(queue, attempt.whole, -1, now=attempt.holds, later=not attempt.claimed)
         if attempt.leaving:
             self._change(queue, attempt.leaving, -1, now=True, later=False)
@@ -132,6 +136,17 @@ class Holdings:
                 continue
             result.setdefault(queue, []).append(candidate)
         return result
+
+    def departing(self, workloads: Mapping[str, Workload]) -> list[Running]:
+        """Return who leaves for others, with what goes of it."""
+        gone = [(self._running(uid, workloads), self._held[uid][1].leaving) for uid in self._departing]
+        return [replace(gang, usage=p.quota, placements=p.placements) if p else gang for gang, p in gone]
+
+    def _note_departure(self, attempt: Attempt) -> None:
+        if attempt.holds and (attempt.claimed or attempt.leaving):
+            self._departing[attempt.uid] = None
+        else:
+            self._departing.pop(attempt.uid, None)
 
     def look_again(self, uids: Iterable[str] | None = None) -> None:
         """Take in that other attempts, of these workloads or of all, may be preemptible or covered by budgets."""

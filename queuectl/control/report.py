@@ -277,8 +277,9 @@ class Reporter:
                     queue,
                     pending=standing[WorkloadState.QUEUED][name],
                     running=standing[WorkloadState.ACTIVE][name],
-                    used=self._world.holdings.used,
+                    node=self._world.holdings.now.nodes.get(name),
                     problem=self._problem(queue, broken.get(name, "")),
+                    blocked=self._world.plan.blocked.get(name),
                     now=self._now(),
                 ),
             )

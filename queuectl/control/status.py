@@ -1,18 +1,19 @@
 """What the statuses of jobs and queues should say. Pure; ``control.report`` writes it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from queuectl.core.lifecycle import members, ready
+from queuectl.core.tree import Node
 from queuectl.model.lifecycle import UP, Attempt, AttemptState, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Job, Pod, Queue
 from queuectl.model.plan import Eviction, PodKey, waiting_for
-from queuectl.model.policy import Cell
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity
 
 Status = dict[str, Any]
+MAX_QUOTAS = 128  # that the API takes in a queue's status
 
 
 def phase(workload: Workload, attempt: Attempt | None) -> str:
@@ -72,18 +73,23 @@ def desired(
         "failures": workload.failures,
         "pods": _pods(job, workload, attempt, pods),
         "queuePosition": position if attempt is None and workload.state is WorkloadState.QUEUED else None,
+        # Who is only promised its room has nothing there yet.
         "assignments": [
             {"role": p.role, "flavor": p.flavor, "node": p.node, "pods": p.pods} for p in attempt.placements
         ]
-        if attempt
+        if attempt and attempt.holds
         else None,
-        "admittedAt": timestamp(attempt.admitted_at) if attempt else before.get("admittedAt"),
+        "admittedAt": _admitted_at(attempt) if attempt else before.get("admittedAt"),
         "startedAt": timestamp(running_at) if running_at else before.get("startedAt") if not attempt else None,
         "finishedAt": timestamp(workload.finished_at) if workload.finished_at else None,
         "exitCode": end.exit_code if workload.state is WorkloadState.FINISHED and end else None,
         "conditions": conditions(job, workload, attempt, cause, now),
     }
     return {key: value for key, value in status.items() if value is not None}
+
+
+def _admitted_at(attempt: Attempt) -> str | None:
+    return timestamp(attempt.admitted_at) if attempt.holds else None
 
 
 def says(written: Mapping[str, Any], wanted: Status) -> bool:
@@ -130,10 +136,22 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
 
 
 def of_queue(
-    queue: Queue, *, pending: int, running: int, used: Callable[[str, Cell], int], problem: Why | None, now: float
+    queue: Queue,
+    *,
+    pending: int,
+    running: int,
+    node: Node | None,
+    problem: Why | None,
+    blocked: Why | None,
+    now: float,
 ) -> Status:
-    """Return the whole status of a queue. ``problem``: why none of its jobs is admitted."""
-    ready_why = problem or why(Reason.QUEUE_READY)
+    """Return the whole status of a queue.
+
+    ``node``: the queue in the tree. ``problem``: why none of its jobs is admitted. ``blocked``: why some stay that should go back to it.
+    """
+    told = [("Ready", problem is None, problem or why(Reason.QUEUE_READY))]
+    if blocked is not None:
+        told.append(("EvictionBlocked", True, blocked))
     return {
         "observedGeneration": queue.generation,
         "pending": pending,
@@ -142,12 +160,15 @@ def of_queue(
             {
                 "flavor": flavor,
                 "resource": resource,
-                "amount": format_quantity(resource, used(queue.name, (flavor, resource))),
-                "nominal": format_quantity(resource, nominal),
+                "amount": format_quantity(resource, node.usage.get((flavor, resource), 0) if node else 0),
+                "total": format_quantity(resource, amount),
+                "nominal": format_quantity(resource, queue.nominal.get((flavor, resource), 0)),
             }
-            for (flavor, resource), nominal in queue.nominal.items()
+            for (flavor, resource), amount in ({**queue.nominal, **(node.subtree if node else {})}).items()
+        ][:MAX_QUOTAS],
+        "conditions": [
+            _condition(queue.status, queue.generation, kind, cause, holds=holds, now=now) for kind, holds, cause in told
         ],
-        "conditions": [_condition(queue.status, queue.generation, "Ready", ready_why, holds=problem is None, now=now)],
     }
 
 

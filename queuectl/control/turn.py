@@ -153,7 +153,7 @@ def _leave(world: World, victim: Eviction, by: Mapping[str, object]) -> Leave:
 
 
 def _preempted(victim: Eviction, by: Mapping[str, object]) -> Why:
-    since = "" if victim.since is None else f", its work since {clock(victim.since)}"
+    since = f" of work, done since {clock(victim.since)}" if victim.since is not None and any(victim.lost) else ""
     return why(
         Reason.PREEMPTED, **by, cause=CAUSES[victim.cause], lost=str(victim.lost), since=since,
         gpu_seconds=victim.lost.gpu_seconds, pod_seconds=victim.lost.pod_seconds, saved_at=victim.since,

@@ -360,6 +360,7 @@ class World:
             tree=self.holdings.now,
             later=self.holdings.later,
             running=self.holdings.running(self.workloads, self._preemptible, self._covered, self._elastic),
+            departing=self.holdings.departing(self.workloads),
             version=self._version,
             versions=dict(self.holdings.versions),
             broken_queues=broken,

@@ -41,9 +41,10 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
 
     Pure: the same snapshot gives the same plan. ``now`` is in Unix seconds.
     """
-    leaving = evictions(snapshot, now)
+    blocked: dict[str, Why] = {}
+    leaving = evictions(snapshot, now, blocked)
     decided = _Cycle(snapshot.leaving(leaving), now).run()
-    return replace(decided, evictions=tuple(leaving.items()))
+    return replace(decided, evictions=tuple(leaving.items()), blocked=blocked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from queuectl.core import fit
+from queuectl.core.explain import short_of_quota, waiting_for_others
 from queuectl.core.flavors import Assignment, Group, Mode, Wanted, Way, assign, groups_of
 from queuectl.core.freed import Freed
 from queuectl.core.preemption import Ask, Beside, Field, Running, Victim, find_victims
@@ -13,7 +14,7 @@ from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import height_that_fits
 from queuectl.model.objects import NODE_LEVEL, Flavor, Gang, Queue, Role
 from queuectl.model.plan import Admission, Placement
-from queuectl.model.policy import Cell
+from queuectl.model.policy import Cell, Within
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import format_quantity, is_extended, is_gpu, total
 
@@ -138,7 +139,7 @@ class _Search:
     def entry(self, roles: tuple[Role, ...]) -> Entry:
         """Try flavors until quota and nodes both hold; else look for victims where it came closest."""
         if not any(flavor in self.snapshot.flavors for flavor, _ in self.queue.quotas):
-            return Entry(self.gang, roles, Assignment(), wait=self._no_flavor(_wanted(self.queue, roles)[0], ""))
+            return Entry(self.gang, roles, Assignment(), wait=self._no_flavor(_wanted(self.queue, roles)[0], "", {}))
         excluded: set[tuple[str, str]] = set()  # role and flavor that can't be had now
         shorts: list[tuple[Assignment, Why]] = []  # that quota allows in the end, and not now
         assignment = self._assign(roles, excluded)
@@ -323,14 +324,22 @@ class _Search:
             return _Hindrance(self._short_why(roles, assignment, placed), spent)
         if self.snapshot.tree.fits(self.gang.queue, assignment.usage):
             return placed
-        return _Hindrance(why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS), self._still_used(assignment))
-
-    def _still_used(self, assignment: Assignment) -> set[tuple[str, str]]:
-        """Return roles and their flavors whose quota those still use who are on their way out for others."""
         node = self.snapshot.tree.nodes[self.gang.queue]
         short = {cell for cell, amount in assignment.usage.items() if amount > node.available(cell)}
         chosen = assignment.flavors.items()
-        return {(role, f) for role, flavors in chosen for resource, f in flavors.items() if (f, resource) in short}
+        spent = {(role, f) for role, flavors in chosen for resource, f in flavors.items() if (f, resource) in short}
+        return _Hindrance(waiting_for_others(self._departing(short)), spent)
+
+    def _departing(self, cells: Collection[Cell] | None = None) -> list[Running]:
+        """Return those on their way out for others; only who uses any of the cells in the queue's tree, if given."""
+        gangs = list(self.snapshot.departing)
+        if self.taken:
+            gangs += (gang for some in self.snapshot.running.values() for gang in some if gang.uid in self.taken)
+        if cells is None:
+            return gangs
+        nodes = self.snapshot.tree.nodes
+        root = nodes[self.gang.queue].root
+        return [g for g in gangs if nodes[g.queue].root is root and any(g.usage.get(cell) for cell in cells)]
 
     def _place(
         self, roles: Sequence[Role], assignment: Assignment, gone: Sequence[Running]
@@ -345,7 +354,9 @@ class _Search:
         exceeds, fleet = self._exceeds(roles, assignment), self.snapshot.fleet
         flavors, together = self._flavors(roles, assignment), self.gang.together
         if exceeds is None and fleet is not None and fit.fits_later(fleet, roles, flavors, together):
-            return why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)  # nobody else has to give way
+            may = fleet.mask(short.flavor, short.role.constraints)
+            leaving = [g for g in self._departing() if any(may[row] for row, *_ in fleet.parts(g.placements))]
+            return waiting_for_others(leaving)  # nobody else has to give way
         return exceeds or short.because(Reason.WAITING_FOR_NODES)
 
     def _exceeds(self, roles: Sequence[Role], assignment: Assignment) -> Why | None:
@@ -372,7 +383,7 @@ class _Search:
         """Say what of the quota is missing."""
         if assignment.missing is not None:
             wanted, resource = assignment.missing
-            return self._no_flavor(wanted, resource)
+            return self._no_flavor(wanted, resource, assignment.usage)
         for cell in sorted(assignment.contested or assignment.usage):
             amount = assignment.usage.get(cell, 0)
             if not self.gang.preemptible and self.node.borrows_with(cell, amount):
@@ -383,16 +394,15 @@ class _Search:
                     used=format_quantity(resource, self.node.usage.get(cell, 0)),
                     nominal=format_quantity(resource, self.node.quota(cell).nominal),
                 )  # fmt: skip
-            available = self.node.available(cell)
-            if amount > available:
-                flavor, resource = cell
-                return why(
-                    Reason.WAITING_FOR_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
-                    missing=format_quantity(resource, amount - available),
-                    used=format_quantity(resource, self.node.usage.get(cell, 0)),
-                    nominal=format_quantity(resource, self.node.quota(cell).nominal),
-                )  # fmt: skip
-        return why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS)
+            if amount > self.node.available(cell):
+                return self._short_of_quota(cell, amount)
+        return waiting_for_others(self._departing())
+
+    def _short_of_quota(self, cell: Cell, amount: int) -> Why:
+        rule, running = self.queue.preemption.within_queue, self.snapshot.running.get(self.gang.queue, ())
+        lower = [g for g in running if g.priority < self.gang.priority] if rule is not Within.NEVER else []
+        fixed = [g for g in lower if not g.preemptible and not g.evicting and g.usage.get(cell)]
+        return short_of_quota(self.snapshot.later, self.gang.queue, cell, amount, fixed)
 
     def _unoffered(self, wanted: Wanted) -> str:
         asked = sorted(resource for resource in wanted.amounts if is_extended(resource))
@@ -403,7 +413,7 @@ class _Search:
             else f"none has quotas for all of {', '.join(asked)}"
         )
 
-    def _no_flavor(self, wanted: Wanted, resource: str) -> Why:
+    def _no_flavor(self, wanted: Wanted, resource: str, used: Mapping[Cell, int]) -> Why:
         group = next((group for group in self._groups(wanted) if resource in group.resources), None)
         role = ", ".join(wanted.roles)
         problem = ""
@@ -419,29 +429,32 @@ class _Search:
             problem = next(filter(None, promises), f"none is of GPU model {' or '.join(self.gang.gpu_models)}")
         if problem or group is None:
             return why(Reason.NO_MATCHING_FLAVOR, queue=self.gang.queue, role=role, problem=problem)
-        amount = wanted.amounts[resource]
-        flavor = max(
-            (f for f in group.flavors if self._suits(wanted, f)), key=lambda f: self.node.capacity((f, resource))
-        )
-        most = self.node.capacity((flavor, resource))
-        own = max(self.node.quota((f, resource)).nominal for f in group.flavors if self._suits(wanted, f))
-        if not self.gang.preemptible and own < amount <= most:
+        return self._too_much(wanted, [f for f in group.flavors if self._suits(wanted, f)], used)
+
+    def _too_much(self, wanted: Wanted, flavors: Sequence[str], used: Mapping[Cell, int]) -> Why:
+        """Say what is missing in the flavor that comes closest, ``used`` being asked for by other roles."""
+        asks = {
+            flavor: [
+                ((flavor, resource), used.get((flavor, resource), 0) + amount)
+                for resource, amount in sorted(wanted.amounts.items())
+                if (flavor, resource) in self.node.quotas
+            ]
+            for flavor in flavors
+        }
+        most = self.node.capacity if self.gang.preemptible else lambda cell: self.node.quota(cell).nominal
+        beyond = {f: [(cell, amount) for cell, amount in asks[f] if amount > most(cell)] for f in flavors}
+        flavor = min(flavors, key=lambda f: (len(beyond[f]), [-most(cell) for cell, _ in beyond[f]]))
+        for cell, amount in beyond[flavor]:
+            own = not self.gang.preemptible and amount <= self.node.capacity(cell)
             return why(
-                Reason.EXCEEDS_OWN_QUOTA, queue=self.gang.queue, resource=resource,
-                wanted=format_quantity(resource, amount), nominal=format_quantity(resource, own),
+                Reason.EXCEEDS_OWN_QUOTA if own else Reason.EXCEEDS_MAX_QUOTA, queue=self.gang.queue, flavor=flavor,
+                resource=cell[1], wanted=format_quantity(cell[1], amount),
+                nominal=format_quantity(cell[1], most(cell) if own else self.node.capacity(cell)),
             )  # fmt: skip
-        if amount > most:
-            return why(
-                Reason.EXCEEDS_MAX_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
-                wanted=format_quantity(resource, amount), nominal=format_quantity(resource, most),
-            )  # fmt: skip
-        available = self.node.available((flavor, resource))
-        return why(
-            Reason.WAITING_FOR_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
-            missing=format_quantity(resource, max(0, amount - available)),
-            used=format_quantity(resource, self.node.usage.get((flavor, resource), 0)),
-            nominal=format_quantity(resource, self.node.quota((flavor, resource)).nominal),
-        )  # fmt: skip
+        for cell, amount in asks[flavor]:
+            if amount > self.node.available(cell):
+                return self._short_of_quota(cell, amount)
+        return waiting_for_others(self._departing())
 
 
 def _budget_why(victims: Sequence[Running], allowed: Mapping[str, int]) -> Why | None:

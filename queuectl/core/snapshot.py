@@ -42,6 +42,7 @@ class Snapshot:
     tree: Tree
     later: Tree
     running: Mapping[str, Sequence[Running]] = field(default_factory=dict)  # by queue; who may be taken
+    departing: Sequence[Running] = ()  # who, or which part of whom, leaves for others already
     broken_queues: Mapping[str, str] = field(default_factory=dict)  # queue → what is wrong with its spec
     budgets: dict[str, int] = field(default_factory=dict)  # disruption budget → pods that may be evicted now
     past: Past = field(default_factory=dict)  # what queues have used on average; only the order of heads depends on it

@@ -5,7 +5,7 @@ borrows within bounds it keeps. Whoever is on the way out anyway is counted as g
 Elastic gangs first give up pods that they can do without.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -17,7 +17,7 @@ from queuectl.core.tree import Node, Tree
 from queuectl.model.objects import Queue
 from queuectl.model.plan import Portion, TakeBack
 from queuectl.model.policy import Cell, OverQuota, StopPolicy, VictimChoice, Within
-from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.reasons import Reason, Why, listed, why
 from queuectl.model.resources import format_quantity
 from queuectl.model.work import NO_WORK
 
@@ -25,20 +25,16 @@ MAX_EVICTIONS = 500  # in one cycle; the next one goes on when they have left
 _DRAINING = (StopPolicy.HOLD_AND_DRAIN,)
 
 
-def evictions(snapshot: Snapshot, now: float) -> dict[str, TakeBack]:
+def evictions(snapshot: Snapshot, now: float, blocked: dict[str, Why] | None = None) -> dict[str, TakeBack]:
     """Return the workloads that go back to their queues now or give up a part. The snapshot is left as it is.
 
     A drained queue sends back all that it has, of whatever kind. A lowered quota leaves those who are not
     preemptible. Disruption budgets are kept to by both: who is covered by a spent one goes in a later cycle.
+    ``blocked`` is filled with the queues that can't send back all that should go, and who stays for what.
     """
+    blocked = {} if blocked is None else blocked
     budgets = dict(snapshot.budgets)
-    drained = {
-        gang.uid: TakeBack(why(Reason.QUEUE_DRAINED, queue=by.name))
-        for queue, gangs in _everybody(snapshot).items()
-        for by in [stopped_by(snapshot.queues, queue, _DRAINING)]
-        for gang in gangs
-        if by and not _leaves(gang) and _spend(budgets, gang)
-    }
+    drained = _drained(snapshot, budgets, blocked)
     if not any(queue.over_quota is OverQuota.TAKE_BACK for queue in snapshot.queues.values()):
         return dict(islice(drained.items(), MAX_EVICTIONS))
     tree = snapshot.later.copy()
@@ -55,8 +51,26 @@ def evictions(snapshot: Snapshot, now: float) -> dict[str, TakeBack]:
             if _leaves(gang) or gang.uid in leaving:
                 leaving.add(gang.uid)
                 tree.remove(gang.queue, gang.usage)
-    found = drained | _Search(tree, snapshot, leaving, budgets, now).run()
+    found = drained | _Search(tree, snapshot, leaving, budgets, now, blocked).run()
     return dict(islice(found.items(), MAX_EVICTIONS))
+
+
+def _drained(snapshot: Snapshot, budgets: dict[str, int], blocked: dict[str, Why]) -> dict[str, TakeBack]:
+    """Return whom drained queues send back."""
+    drained: dict[str, TakeBack] = {}
+    for queue, gangs in _everybody(snapshot).items():
+        by = stopped_by(snapshot.queues, queue, _DRAINING)
+        if by is None:
+            continue
+        told, stay = TakeBack(why(Reason.QUEUE_DRAINED, queue=by.name)), []
+        for gang in gangs:
+            if not _leaves(gang) and _spend(budgets, gang):
+                drained[gang.uid] = told
+            elif not _leaves(gang):
+                stay.append(f"{gang.name} ({_budget(budgets, gang)})")
+        if stay:
+            blocked[queue] = why(Reason.DRAIN_BLOCKED, queue=queue, count=len(stay), jobs=listed(stay))
+    return drained
 
 
 def _everybody(snapshot: Snapshot) -> dict[str, list[Running]]:
@@ -81,6 +95,11 @@ def _spend(budgets: dict[str, int], gang: Running) -> bool:
     return True
 
 
+def _budget(budgets: Mapping[str, int], gang: Running) -> str:
+    """Say which disruption budget keeps a gang."""
+    return next((f"PodDisruptionBudget {key}" for key, pods in gang.covered if budgets.get(key, 0) < pods), "")
+
+
 @dataclass
 class _Search:
     tree: Tree  # without those who are leaving
@@ -88,6 +107,7 @@ class _Search:
     leaving: set[str]
     budgets: dict[str, int]
     now: float
+    blocked: dict[str, Why]
     taken: dict[str, tuple[Running, Why]] = field(default_factory=dict)  # by uid: gangs, or pieces that they give up
     lines: dict[tuple[str, Cell], list[Running]] = field(default_factory=dict)  # by queue: who may go, in order
 
@@ -112,7 +132,9 @@ class _Search:
         while excess := node.over(cell):
             gang = self._next(node, cell, excess)
             if gang is None or len(self.taken) >= MAX_EVICTIONS:
-                return  # the others may not be taken; the queue starts nothing until they have ended
+                if gang is None:
+                    self._tell_who_stays(node, cell, cause)
+                return  # the queue starts nothing until they have ended
             self._take(gang, cause)
 
     def _take(self, gang: Running, cause: Why) -> None:
@@ -128,6 +150,22 @@ class _Search:
         self.tree.add(gang.queue, gang.usage)
         for key, pods in gang.covered:
             self.budgets[key] += pods
+
+    def _tell_who_stays(self, node: Node, cell: Cell, cause: Why) -> None:
+        stay = [
+            f"{gang.name} ({'preemptible: false' if not gang.preemptible else _budget(self.budgets, gang)})"
+            for queue in _below_first(node)
+            if queue.direct(cell) > queue.quota(cell).nominal and self._takes_back(queue.name)
+            for gang in self.snapshot.running.get(queue.name, ())
+            if gang.uid not in self.leaving | self.taken.keys() and gang.instead is None and gang.usage.get(cell, 0) > 0
+        ]
+        if stay:
+            facts = {**cause.facts, "count": len(stay), "jobs": listed(stay)}
+            self.blocked.setdefault(node.name, why(Reason.TAKE_BACK_BLOCKED, **facts))
+
+    def _takes_back(self, name: str) -> bool:
+        queue = self.snapshot.queues.get(name)
+        return queue is not None and queue.over_quota is OverQuota.TAKE_BACK
 
     def _next(self, top: Node, cell: Cell, excess: int) -> Running | None:
         """Return the next to go of those who use more than their own, in the least entitled queue that has any.
@@ -163,8 +201,7 @@ class _Search:
         """Return who may go of a queue, the first to go first if all that they have is of use."""
         if (name, cell) not in self.lines:
             queue = self.snapshot.queues.get(name)
-            gives = queue is not None and queue.over_quota is OverQuota.TAKE_BACK
-            running = self.snapshot.running.get(name, ()) if gives else ()
+            running = self.snapshot.running.get(name, ()) if self._takes_back(name) else ()
             whole = [g for g in running if g.preemptible and g.instead is None]
             pieces = [_piece(g, g.elastic) for g in whole if g.elastic and _in_pieces(queue)]
             users = [g for g in (*whole, *pieces) if g.usage.get(cell, 0) > 0]
@@ -233,11 +270,12 @@ def _told(gang: Running, cause: Why) -> TakeBack:
 
 
 def _leaves_first(tree: Tree) -> Iterator[Node]:
-    def walk(node: Node) -> Iterator[Node]:
-        for child in node.children:
-            yield from walk(child)
-        yield node
-
     for node in tree.nodes.values():
         if node.parent is None:
-            yield from walk(node)
+            yield from _below_first(node)
+
+
+def _below_first(node: Node) -> Iterator[Node]:
+    for child in node.children:
+        yield from _below_first(child)
+    yield node

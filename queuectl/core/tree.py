@@ -108,6 +108,15 @@ class Node:
             return owned
         return None if limit is None else owned + limit
 
+    def narrowest(self, cell: Cell) -> "Node":
+        """Return what says how much is available: the queue here or above whose borrowing limit does, or the top."""
+        bound = self.bound(cell)
+        if self.parent is None:
+            return self
+        if bound is not None and bound - max(self.usage.get(cell, 0), self.kept(cell)) <= self.parent.available(cell):
+            return self
+        return self.parent.narrowest(cell)
+
     def over(self, cell: Cell) -> int:
         """Return how much more is used than that: by nobody's admission, but after an edit of quotas."""
         bound = self.bound(cell)
@@ -198,6 +207,7 @@ class Tree:
     def __init__(self, queues: Iterable[tuple[str, str, Mapping[Cell, Quota], Fraction]]) -> None:
         """Build from (name, parent or "", quotas, weight); the parents must not form a cycle."""
         self.nodes: dict[str, Node] = {}
+        self.told: dict[tuple[str, Cell], str] = {}  # who uses what, in words, until that changes
         parents: dict[str, str] = {}
         for name, parent, quotas, weight in queues:
             self.nodes[name] = Node(name, quotas, weight)
@@ -218,7 +228,7 @@ class Tree:
     def copy(self) -> "Tree":
         """Return a tree of the same queues whose usage can be changed."""
         other = object.__new__(Tree)
-        other.nodes = {}
+        other.nodes, other.told = {}, {}
         for name, node in self.nodes.items():
             twin = copy(node)
             twin.usage, twin.parent, twin.children = dict(node.usage), None, []
@@ -236,12 +246,14 @@ class Tree:
     def add(self, queue: str, amounts: Amounts) -> None:
         """Count a workload's usage."""
         node = self.nodes[queue]
+        self.told.clear()
         for cell, amount in amounts.items():
             node.add(cell, amount)
 
     def remove(self, queue: str, amounts: Amounts) -> None:
         """Stop counting a workload's usage."""
         node = self.nodes[queue]
+        self.told.clear()
         for cell, amount in amounts.items():
             node.remove(cell, amount)
 

@@ -5,21 +5,28 @@ its own and rebuilds every object through slow model classes.
 """
 
 import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import msgspec
 import yaml
-from kubernetes_asyncio.client import ApiClient, Configuration
-from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
-from kubernetes_asyncio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 from multidict import CIMultiDict
+
+from queuectl.kube.library import (
+    KUBE_CONFIG_DEFAULT_LOCATION,
+    ConfigException,
+    Configuration,
+    RESTClientObject,
+    load_incluster_config,
+    load_kube_config,
+)
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
@@ -32,6 +39,11 @@ READ_BYTES = 2**21  # of a stream read ahead
 QUIET_SECONDS = 150.0  # a watch without event or bookmark for so long is dead; bookmarks come each minute
 
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+# What the API server puts around what rules and policies of ours say, which name the field and the remedy.
+_AROUND = re.compile(
+    r"^.* is forbidden: ValidatingAdmissionPolicy 'queuectl-[^']*' with binding '[^']*' denied request: "
+    r'|^\w+\.queuectl\.dev "[^"]*" is invalid: |Invalid value: "object": '
+)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -52,24 +64,36 @@ class ApiError(Exception):
         self.details = details or {}
 
 
+class _Request(TypedDict, total=False):
+    params: Mapping[str, str] | None
+    body: object
+    content_type: str
+    accept: str
+
+
 class KubeClient:
     """Requests to one API server. Make it with ``open``; close it, or use it as a context manager."""
 
     def __init__(
-        self, api: ApiClient, kubeconfig: str | None, context: str | None, headers: CIMultiDict[str] | None = None
+        self,
+        configuration: Configuration,
+        kubeconfig: str | None,
+        context: str | None,
+        headers: CIMultiDict[str] | None = None,
     ) -> None:
-        """Take over an ApiClient; ``open`` is the way to get one. ``headers`` go out with every request."""
-        self._api = api
+        """Make a client; ``open`` is the way to get one. ``headers`` go out with every request."""
+        self._configuration = configuration
+        self._tls = RESTClientObject(configuration)
         self._kubeconfig = kubeconfig
         self._context = context
-        self._host: str = (api.configuration.host or "").rstrip("/")
+        self._host: str = (configuration.host or "").rstrip("/")
         # The library's session looks for a proxy and for a .netrc anew, in a thread, with every request.
         self._session = aiohttp.ClientSession(
-            connector=api.rest_client.pool_manager.connector,
+            connector=self._tls.pool_manager.connector,
             connector_owner=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=headers,
-            proxy=api.configuration.proxy or _proxy_of_environment(self._host),
+            proxy=configuration.proxy or _proxy_of_environment(self._host),
             read_bufsize=READ_BYTES,
         )
 
@@ -80,7 +104,7 @@ class KubeClient:
         Raises ApiUnreachableError when none of them can be read.
         """
         configuration = await _load(kubeconfig, context)
-        return cls(ApiClient(configuration=configuration), kubeconfig, context, _impersonation(kubeconfig, context))
+        return cls(configuration, kubeconfig, context, _impersonation(kubeconfig, context))
 
     @property
     def host(self) -> str:
@@ -90,7 +114,7 @@ class KubeClient:
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
-        await self._api.close()
+        await self._tls.close()
 
     async def __aenter__(self) -> Self:
         """Return the client itself."""
@@ -102,24 +126,12 @@ class KubeClient:
         """Close all connections."""
         await self.close()
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: object = None,
-        content_type: str = JSON,
-        accept: str = JSON,
-    ) -> Any:
+    async def request(self, method: str, path: str, **given: Unpack[_Request]) -> Any:
         """Send one request and return the decoded answer.
 
         Raises ApiError for a 4xx and ApiUnreachableError for everything that may pass.
         """
-        return _decode(
-            await self.request_raw(method, path, params=params, body=body, content_type=content_type, accept=accept)
-            or b"null"
-        )
+        return _decode(await self.request_raw(method, path, **given) or b"null")
 
     async def request_raw(
         self,
@@ -148,7 +160,7 @@ class KubeClient:
             if response.status == 401 and not last_try:  # noqa: PLR2004 - a short-lived credential ran out
                 await self._renew()
                 continue
-            _raise_for_status(response.status, answer)
+            raise_for_status(response.status, answer)
             return answer
         raise AssertionError
 
@@ -164,18 +176,18 @@ class KubeClient:
                 self._host + path, params=params, headers=await self._headers(JSON), timeout=timeout
             ) as response:
                 if response.status >= 400:  # noqa: PLR2004
-                    _raise_for_status(response.status, await response.read())
+                    raise_for_status(response.status, await response.read())
                 yield _lines(response.content)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiUnreachableError(f"{self._host}: {error or type(error).__name__}") from error
 
     async def _headers(self, accept: str) -> dict[str, str]:
         headers = {"Accept": accept, "User-Agent": "queuectl"}
-        await self._api.update_params_for_auth(headers, [], ["BearerToken"])
-        return headers
+        settings = await self._configuration.auth_settings()
+        return headers | {part["key"]: part["value"] for part in settings.values()}
 
     async def _renew(self) -> None:
-        self._api.configuration = await _load(self._kubeconfig, self._context)
+        self._configuration = await _load(self._kubeconfig, self._context)
 
 
 async def _load(kubeconfig: str | None, context: str | None) -> Configuration:
@@ -220,7 +232,8 @@ def _proxy_of_environment(host: str) -> str | None:
     return None if not url.hostname or proxy_bypass(url.hostname) else getproxies().get(url.scheme)
 
 
-def _raise_for_status(status: int, answer: bytes) -> None:
+def raise_for_status(status: int, answer: bytes) -> None:
+    """Raise ApiError for an answer that refuses, ApiUnreachableError for one that may be another later."""
     if status < 400:  # noqa: PLR2004
         return
     try:
@@ -230,6 +243,7 @@ def _raise_for_status(status: int, answer: bytes) -> None:
     if not isinstance(problem, dict):
         problem = {}
     message = problem.get("message") or answer[:500].decode(errors="replace") or f"HTTP {status}"
+    message = _AROUND.sub("", message)
     if status >= 500 or status == 429:  # noqa: PLR2004
         raise ApiUnreachableError(f"HTTP {status}: {message}")
     raise ApiError(status, problem.get("reason") or "", message, problem.get("details"))

@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 
 import yaml
-from kubernetes_asyncio.config import ConfigException
-from kubernetes_asyncio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, list_kube_config_contexts
 
 from queuectl.kube.client import ApiUnreachableError
+from queuectl.kube.library import KUBE_CONFIG_DEFAULT_LOCATION, ConfigException, list_kube_config_contexts
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

@@ -12,7 +12,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, StrictBool, StrictStr, model_validator
 
-from queuectl.kube.fields import LevelName, Name, QualifiedName, Quantity, RoleName, rule, rules
+from queuectl.kube.fields import (
+    LevelName,
+    Name,
+    QualifiedName,
+    Quantity,
+    ResourceName,
+    RoleName,
+    check_whole,
+    rule,
+    rules,
+)
 from queuectl.kube.names import DEFAULT_QUEUE
 from queuectl.kube.parts import (
     Conditions,
@@ -23,6 +33,7 @@ from queuectl.kube.parts import (
     ObjectMeta,
     Part,
     PodTemplate,
+    Quantities,
     Text,
     list_map,
 )
@@ -67,8 +78,10 @@ class ConditionType(StrEnum):
     SHRUNK = "Shrunk"
     EVICTED = "Evicted"
     REQUEUED = "Requeued"
+    PREEMPTED = "Preempted"
     FINISHED = "Finished"
     READY = "Ready"  # of a Queue
+    EVICTION_BLOCKED = "EvictionBlocked"  # of a Queue
 
 
 _NO_ROLE_GPU = "gpu is given, but no container of the role requests a GPU; add a request such as nvidia.com/gpu: 1"
@@ -423,7 +436,7 @@ class Quota(Part):
     """How much of a flavor's resource a queue owns."""
 
     flavor: Name = Field(description="The ResourceFlavor.")
-    resource: QualifiedName = Field(description="The resource, such as nvidia.com/gpu, cpu or memory.")
+    resource: ResourceName = Field(description="The resource, such as nvidia.com/gpu, cpu or memory.")
     nominal: Quantity = Field(description="The queue's own quota, such as 8 or 64Gi.")
     borrowing_limit: Quantity | None = Field(
         None, description="How much more than that the queue may use out of its cohort; no limit when absent."
@@ -431,6 +444,12 @@ class Quota(Part):
     lending_limit: Quantity | None = Field(
         None, description="How much of it others of the cohort may use while it is free; all of it when absent."
     )
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> Self:
+        limits = {"borrowingLimit": self.borrowing_limit, "lendingLimit": self.lending_limit}
+        check_whole(self.resource, nominal=self.nominal, **limits)
+        return self
 
 
 class BorrowWithinCohort(Part):
@@ -485,7 +504,7 @@ class Cap(Part):
     """What one user, or one namespace, may hold of the queue at a time."""
 
     max_running: Int32 | None = Field(None, ge=0, description="Jobs that hold capacity; no limit when absent.")
-    max_resources: Annotated[dict[QualifiedName, Quantity], Field(min_length=1)] | None = Field(
+    max_resources: Annotated[Quantities, Field(min_length=1)] | None = Field(
         None, max_length=16, description="Amounts per resource, over all flavors; no limit for a resource left out."
     )
 
@@ -519,7 +538,10 @@ class ReservedQuota(Part):
 
     flavor: Text = Field(description="The ResourceFlavor.")
     resource: Text = Field(description="The resource.")
-    amount: Text = Field(description="What the queue's jobs hold.")
+    amount: Text = Field(
+        description="What jobs hold of it: those of the queue and, but for what they don't lend, of the queues below."
+    )
+    total: Text | None = Field(None, description="What that is out of: the queue's own quota and what is lent below.")
     nominal: Text = Field(description="The queue's own quota.")
 
 

@@ -7,12 +7,21 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from queuectl.model.resources import QUANTITY_PATTERN, parse_quantity
+from queuectl.model.resources import QUANTITY_PATTERN, is_extended, is_whole, parse_quantity
 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 QUALIFIED_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+RESOURCE_PATTERN = (
+    r"^(cpu|memory|ephemeral-storage|pods|hugepages-[1-9][0-9]*[KMG]i"
+    r"|[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$"
+)
+NOT_A_RESOURCE = (
+    "is not a resource; write cpu, memory, ephemeral-storage, pods, hugepages-2Mi or the full name of a device, such as"
+    " nvidia.com/gpu"
+)
 NOT_A_QUANTITY = "is not a quantity; write 8 or 64Gi"
+NOT_WHOLE = "is not a whole number, and devices come in whole ones"
 BELOW_ZERO = "is below zero; write 0 or more"
 
 
@@ -82,6 +91,13 @@ class AmountMarker:
         return {"x-kubernetes-int-or-string": True, "minimum": 0}
 
 
+def check_whole(resource: str, **amounts: int | str | None) -> None:
+    """Raise ValueError for a part of a device, by the name of its field."""
+    for name, amount in amounts.items():
+        if amount is not None and is_extended(resource) and not is_whole(amount):
+            raise ValueError(f"{name}: {amount} {NOT_WHOLE}")
+
+
 _LABEL_REMEDY = "is not a name; use lower-case letters, digits and -, such as worker-a"
 LabelName = Annotated[str, Matching(LABEL_PATTERN, _LABEL_REMEDY, 63)]
 LevelName = Annotated[
@@ -94,4 +110,5 @@ Name = Annotated[
 QualifiedName = Annotated[
     str, Matching(QUALIFIED_PATTERN, "is not a qualified name; write it as cpu or nvidia.com/gpu", 316)
 ]
+ResourceName = Annotated[str, Matching(RESOURCE_PATTERN, NOT_A_RESOURCE, 316)]
 Quantity = Annotated[int | str, AmountMarker()]

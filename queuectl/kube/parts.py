@@ -3,10 +3,10 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StrictInt, StrictStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StrictInt, StrictStr, model_validator
 from pydantic.alias_generators import to_camel
 
-from queuectl.kube.fields import LabelName, Quantity
+from queuectl.kube.fields import LabelName, Quantity, ResourceName, check_whole
 from queuectl.model.resources import is_gpu, parse_quantity
 
 Int32 = Annotated[StrictInt, Field(json_schema_extra={"format": "int32"})]
@@ -15,7 +15,15 @@ Text = Annotated[StrictStr, Field(max_length=253)]
 Message = Annotated[StrictStr, Field(max_length=32768)]
 Labels = Annotated[dict[StrictStr, Annotated[StrictStr, Field(max_length=63)]], Field(max_length=64)]
 Annotations = Annotated[dict[StrictStr, Annotated[StrictStr, Field(max_length=262_144)]], Field(max_length=64)]
-Quantities = Annotated[dict[StrictStr, Quantity], Field(max_length=32)]
+
+
+def _whole_devices(amounts: dict[str, int | str]) -> dict[str, int | str]:
+    for resource, amount in amounts.items():
+        check_whole(resource, **{resource: amount})
+    return amounts
+
+
+Quantities = Annotated[dict[ResourceName, Quantity], Field(max_length=32), AfterValidator(_whole_devices)]
 
 
 def list_map(*keys: str) -> dict[str, JsonValue]:

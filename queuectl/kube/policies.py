@@ -3,7 +3,7 @@
 from typing import Any
 
 from queuectl.kube.crds import Phase
-from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY
+from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY, NOT_A_RESOURCE, NOT_WHOLE, RESOURCE_PATTERN
 from queuectl.kube.names import (
     API_VERSION,
     CHANGE_WHY,
@@ -89,11 +89,11 @@ def policies() -> list[dict[str, Any]]:
                     "expression": "!has(params.spec.maxWaiting) || "
                     "params.?status.pending.orValue(0) < params.spec.maxWaiting",
                     "messageExpression": _text(
-                        "spec.queue: ",
-                        "string(params.?status.pending.orValue(0))",
-                        " jobs wait in queue ",
+                        "spec.queue: in queue ",
                         "params.metadata.name",
-                        " and its maxWaiting is ",
+                        " as many wait as may: ",
+                        "string(params.?status.pending.orValue(0))",
+                        ", and maxWaiting is ",
                         "string(params.spec.maxWaiting)",
                         "; submit it later, or name another queue",
                     ),
@@ -127,6 +127,16 @@ def policies() -> list[dict[str, Any]]:
             conditions=[{"name": "spec-changed", "expression": _SPEC_CHANGED}],
             variables=[{"name": "wrong", "expression": _WRONG_REQUESTS}],
             validations=[{"expression": "variables.wrong == ''", "messageExpression": "variables.wrong"}],
+        ),
+        # A warning: the API server can't tell whether other queues are below this one, and lend as well.
+        *_validating(
+            "queuectl-lending-limits",
+            resource="queues",
+            operations=["CREATE", "UPDATE"],
+            action="Warn",
+            conditions=[{"name": "spec-changed", "expression": _SPEC_CHANGED}],
+            variables=[{"name": "idle", "expression": _IDLE_LIMITS}],
+            validations=[{"expression": "variables.idle == ''", "messageExpression": "variables.idle"}],
         ),
         *_validating(
             "queuectl-quantities-of-queues",
@@ -207,12 +217,21 @@ _CHANGED = "[{}].filter(name, name != '')".format(
 )
 
 
-def _wrong(path: str, value: str) -> str:
-    """Return CEL that says what is wrong with a quantity, or an empty string."""
+def _wrong(path: str, value: str, resource: str = "''") -> str:
+    """Return CEL that says what is wrong with a quantity, of a resource if one is given, or an empty string."""
+    device = f"{resource}.contains('/') && !{resource}.contains('kubernetes.io/')"  # what is_extended tells
+    number = f"quantity({value}).asApproximateFloat()"  # isInteger() is of the form: 8.0 is none to it
     return (  # to isQuantity a unit alone ("Gi") is one too
         f"!isQuantity({value}) || !{value}.matches('[0-9]') ? {path} + ': \"' + {value} + '\" {NOT_A_QUANTITY}' : "
-        f"quantity({value}).isLessThan(quantity('0')) ? {path} + ': ' + {value} + ' {BELOW_ZERO}' : ''"
+        f"quantity({value}).isLessThan(quantity('0')) ? {path} + ': ' + {value} + ' {BELOW_ZERO}' : "
+        f"{device} && {number} < 9e18 && double(int({number})) != {number} ? {path} + ': ' + {value} + ' {NOT_WHOLE}' : ''"
     )
+
+
+def _wrong_of(path: str, value: str, resource: str) -> str:
+    """Return CEL that says what is wrong with a resource or its quantity."""
+    named = f"{path} + ': \"' + {resource} + '\" {NOT_A_RESOURCE}'"
+    return f"!{resource}.matches('{RESOURCE_PATTERN}') ? {named} : {_wrong(path, value, resource)}"
 
 
 def _all_wrong(items: str, name: str, inner: str) -> str:
@@ -222,7 +241,7 @@ def _all_wrong(items: str, name: str, inner: str) -> str:
 
 def _wrong_amount(name: str) -> str:
     path = f"'spec.quotas[' + q.flavor + ', ' + q.resource + '].{name}'"
-    return f"has(q.{name}) ? ({_wrong(path, f'string(q.{name})')}) : ''"
+    return f"has(q.{name}) ? ({_wrong(path, f'string(q.{name})', 'q.resource')}) : ''"
 
 
 _WRONG_QUOTAS = _all_wrong(
@@ -231,6 +250,14 @@ _WRONG_QUOTAS = _all_wrong(
     f"[{', '.join(map(_wrong_amount, ('nominal', 'borrowingLimit', 'lendingLimit')))}]"
     ".filter(text, text != '').join('; ')",
 )
+_IDLE_LIMITS = _all_wrong(
+    "object.spec.?quotas.orValue([])",
+    "q",
+    "has(q.lendingLimit) && isQuantity(string(q.lendingLimit)) && isQuantity(string(q.nominal)) && "
+    "quantity(string(q.lendingLimit)).isGreaterThan(quantity(string(q.nominal))) ? "
+    "'spec.quotas[' + q.flavor + ', ' + q.resource + '].lendingLimit: ' + string(q.lendingLimit) + "
+    "' is more than nominal, ' + string(q.nominal) + '; it limits nothing unless queues below own the rest' : ''",
+)
 _WRONG_WEIGHT = _wrong("'spec.weight'", "string(object.spec.?weight.orValue(1))")
 _WRONG_CAPS = _all_wrong(
     "['perUser', 'perNamespace']",
@@ -238,7 +265,11 @@ _WRONG_CAPS = _all_wrong(
     _all_wrong(
         "dyn(object.spec[?cap].?maxResources.orValue({}))",
         "resource",
-        _wrong("'spec.' + cap + '.maxResources[' + resource + ']'", "string(object.spec[cap].maxResources[resource])"),
+        _wrong_of(
+            "'spec.' + cap + '.maxResources[' + resource + ']'",
+            "string(object.spec[cap].maxResources[resource])",
+            "resource",
+        ),
     ),
 )
 _PATH = "'spec.roles[' + r.name + '].template.spec.' + kind + '[' + c.name + '].resources.' + amounts + '[' + resource + ']'"
@@ -257,7 +288,7 @@ _WRONG_REQUESTS = _all_wrong(
                 _all_wrong(
                     "dyn(c.?resources[?amounts].orValue({}))",
                     "resource",
-                    _wrong(_PATH, "string(c.resources[amounts][resource])"),
+                    _wrong_of(_PATH, "string(c.resources[amounts][resource])", "resource"),
                 ),
             ),
         ),
@@ -336,6 +367,7 @@ def _validating(
     operations: list[str],
     validations: list[dict[str, str]],
     params: str = "",
+    action: str = "Deny",
     **spec: Any,
 ) -> list[dict[str, Any]]:
     """``params``: the label of Queues against each of which a request is held.
@@ -343,7 +375,7 @@ def _validating(
     The API server may need half a minute to learn of a new kind of parameters. Such a policy lets pass what it can't
     judge, since the core judges again.
     """
-    binding: dict[str, Any] = {"validationActions": ["Deny"]}
+    binding: dict[str, Any] = {"validationActions": [action]}
     if params:
         spec |= {"paramKind": {"apiVersion": API_VERSION, "kind": "Queue"}, "failurePolicy": "Ignore"}
         binding["paramRef"] = {"selector": {"matchLabels": {params: "true"}}, "parameterNotFoundAction": "Allow"}

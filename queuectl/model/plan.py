@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from queuectl.model.policy import Cause, Cell
-from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.reasons import Reason, Why, counted, why
 from queuectl.model.resources import total
 from queuectl.model.work import NO_WORK, Work
 
@@ -91,7 +91,7 @@ class Eviction:
 
     def __str__(self) -> str:
         """Return who it is and what it loses, or gives up."""
-        costs = f"gives up {self.part.pods} pods" if self.part else f"loses {self.lost}"
+        costs = f"gives up {counted(self.part.pods, 'pod')}" if self.part else f"loses {self.lost}"
         return f"{self.name} (queue {self.queue}, priority {self.priority}, {costs})"
 
 
@@ -135,3 +135,4 @@ class Plan:
     positions: Mapping[str, int] = field(default_factory=dict)  # uid → place in its queue, from 1
     wake_at: float | None = None  # Unix seconds at which planning is due again, for a time limit ends
     evictions: tuple[tuple[str, TakeBack], ...] = ()  # uid → what it gives back, for nobody's sake
+    blocked: Mapping[str, Why] = field(default_factory=dict)  # queue → why not all of it goes back that should

@@ -1,14 +1,18 @@
 """The closed list of reasons: the one source for conditions, events, the command line, metrics and docs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from string import Formatter
 
 from queuectl.model.policy import Cause
 
 
 class Reason(Enum):
-    """Why a workload is in its state. The value is the sentence, its holes are the facts."""
+    """Why a workload is in its state.
+
+    The value is the sentence, its holes are the facts; ``{pods:pod}`` is "1 pod" or "8 pods".
+    """
 
     # waiting
     PENDING = "Waiting for the next admission cycle."
@@ -23,7 +27,7 @@ class Reason(Enum):
     EXCEEDS_LIMIT = (
         "Can never start: it asks for {wanted} {resource}, and queue {queue} lets jobs {whose} hold {limit} ({field})."
     )
-    MAX_RUNNING_REACHED = "Queue {queue} lets {limit} jobs {whose} hold room at a time ({field}), and {running} do."
+    MAX_RUNNING_REACHED = "Queue {queue} lets {limit:job} {whose} hold room at a time ({field}); now it is {running}."
     MAX_RESOURCES_REACHED = (
         "Queue {queue} lets jobs {whose} hold {limit} {resource} at a time ({field}): they hold {used}, and it asks for"
         " {wanted}."
@@ -33,10 +37,16 @@ class Reason(Enum):
     EXCEEDS_MAX_QUOTA = (
         "Can never fit: it asks for {wanted} {resource} and queue {queue} has {nominal} in flavor {flavor}."
     )
-    WAITING_FOR_QUOTA = "Queue {queue} lacks {missing} {resource} in flavor {flavor}: {used} of {nominal} are in use."
-    EXCEEDS_CLUSTER = "Can never fit on today's nodes: of {need} pods of role {role}, {found} would fit if all {nodes} nodes of flavor {flavor} that they may use were empty; short of {short}."
+    WAITING_FOR_QUOTA = (
+        "It asks for {wanted} {resource} in flavor {flavor}, and queue {queue} is short of {missing}: it owns {nominal}"
+        " and uses {used}{limit}.{holders}"
+    )
+    EXCEEDS_CLUSTER = (
+        "Can never fit on today's nodes: of {need:pod} of role {role}, {found} would fit on the {nodes:node} of flavor"
+        " {flavor} that they may use if nothing else were there; short of {short}."
+    )
     WAITING_FOR_NODES = (
-        "Only {found} of {need} pods of role {role} fit on the {nodes} nodes of flavor {flavor} that they may use:"
+        "Only {found} of {need:pod} of role {role} fit on the {nodes:node} of flavor {flavor} that they may use:"
         " short of {short}."
     )
     WAITING_FOR_OWN_QUOTA = (
@@ -54,15 +64,17 @@ class Reason(Enum):
         "{job} could give way to it; queue {queue} lets its jobs run at least {seconds} s, this one until {until}."
     )
     DISRUPTION_FORBIDDEN = "{job} could give way to it, but PodDisruptionBudget {budget} does not allow it now."
-    WAITING_FOR_VICTIMS = "Room is promised to it; waiting for {count} preempted jobs to leave it{victims}."
-    WAITING_FOR_VICTIMS_OF_OTHERS = "Room for it is still used by preempted jobs that have not left it yet."
+    WAITING_FOR_VICTIMS = "Room is promised to it; waiting for {count:preempted job} to leave it{victims}."
+    WAITING_FOR_VICTIMS_OF_OTHERS = (
+        "Nobody has to give way to it: jobs that already give way to others still use the room{victims}."
+    )
     # starting and running
-    ADMITTED = "Capacity for {pods} pods is reserved on {nodes} nodes; they are being created."
-    STARTING = "All {pods} pods were ungated together and are being bound."
-    RUNNING = "All {pods} pods are ready."
-    PARTLY_DONE = "{left} of {pods} pods run on; {done} are done, and what they held is given back."
+    ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
+    STARTING = "The whole gang, {pods:pod}, was ungated together and is being bound."
+    RUNNING = "The whole gang is ready: {pods:pod}."
+    PARTLY_DONE = "{left} of {pods:pod} run on; {done} are done, and what they held is given back."
     SHRUNK = (
-        "Gave up {gone} of {before} pods for {job} of queue {queue}, priority {priority}: {cause}."
+        "Gave up {gone} of {before:pod} for {job} of queue {queue}, priority {priority}: {cause}."
         " The other {after} run on."
     )
     SHRUNK_FOR_QUOTA = (
@@ -76,7 +88,7 @@ class Reason(Enum):
         " {allowed} may be."
     )
     QUEUE_DRAINED = "Queue {queue} is being drained: its stopPolicy is HoldAndDrain."
-    PODS_READY_TIMEOUT = "{ready} of {pods} pods were ready {seconds} s after the start."
+    PODS_READY_TIMEOUT = "Only {ready} of {pods:pod} got ready within {seconds} s of the start."
     PODS_REFUSED = "The API server refused pod {pod}: {problem}"
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."
     PROMISE_LOST = "The quota out of which room was promised to it has become less, and no longer holds it."
@@ -87,9 +99,14 @@ class Reason(Enum):
     SPEC_CHANGED = "The spec was changed between the decision and the start."
     # of a queue
     QUEUE_READY = "Jobs of this queue are admitted."
+    DRAIN_BLOCKED = "Queue {queue} is being drained, and {count:job} can't be stopped: {jobs}."
+    TAKE_BACK_BLOCKED = (
+        "Of {resource} in flavor {flavor}, {used} are in use in queue {queue} and {allowed} may be; it can't take back"
+        " the rest from {count:job}: {jobs}."
+    )
     # the end
     SUCCEEDED = "All pods that must succeed did."
-    BACKOFF_LIMIT_EXCEEDED = "Failed {failures} times, backoffLimit is {limit}; last: {cause}"
+    BACKOFF_LIMIT_EXCEEDED = "Failed {failures:time}, backoffLimit is {limit}; last: {cause}"
     MAX_RUN_SECONDS_EXCEEDED = "Ran longer than maxRunSeconds of {seconds}."
     DELETED = "Deleted by its user."
 
@@ -99,9 +116,27 @@ class Reason(Enum):
         return "".join(part.capitalize() for part in self.name.split("_"))
 
 
-class _Facts(dict[str, object]):
-    def __missing__(self, key: str) -> str:
-        return "?"
+def counted(number: object, noun: str) -> str:
+    """Return "1 pod" or "8 pods"."""
+    return f"{number} {noun}{'' if str(number) == '1' else 's'}"
+
+
+class _Fact:
+    """A fact as its sentence shows it."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __format__(self, noun: str) -> str:
+        return counted(self._value, noun) if noun else str(self._value)
+
+
+class _Facts:
+    def __init__(self, facts: Mapping[str, object]) -> None:
+        self._facts = facts
+
+    def __getitem__(self, name: str) -> _Fact:
+        return _Fact(self._facts.get(name, "?"))
 
 
 @dataclass(frozen=True)
@@ -129,9 +164,18 @@ CAUSES = {
 }
 
 BY_CODE = {reason.code: reason for reason in Reason}
+_HOLES = {reason: {name for _, name, _, _ in Formatter().parse(reason.value) if name} for reason in Reason}
+NAMED = 3  # queues or jobs that a sentence names
 
 
 def why(reason: Reason, **facts: object) -> Why:
     """Build a Why; raises KeyError at once when a fact of the sentence is missing."""
-    reason.value.format_map(facts)
+    if missing := _HOLES[reason] - facts.keys():
+        raise KeyError(*missing)
     return Why(reason, facts)
+
+
+def listed(names: Sequence[str], most: int = NAMED) -> str:
+    """Return the first names as a list, and how many more there are."""
+    more = len(names) - most
+    return ", ".join((*names[:most], *([f"and {more} more"] if more > 0 else ())))

@@ -33,19 +33,25 @@ def parse_quantity(resource: str, value: str | float) -> int:
 
     Raises ValueError naming the value when it is not a quantity ("8 GPUs").
     """
+    amount = _UP.to_integral_value(_UP.multiply(_exact(value), 1000 if resource == "cpu" else 1))
+    return int(amount.max(-MAX_AMOUNT).min(MAX_AMOUNT))
+
+
+def is_whole(value: str | float) -> bool:
+    """Tell whether a quantity is a whole number. Raises ValueError as ``parse_quantity``."""
+    exact = _exact(value)
+    return exact == _UP.to_integral_value(exact)
+
+
+def _exact(value: str | float) -> Decimal:
     text = str(value)
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"{value!r} is not a quantity; write a number with an optional unit, such as 8, 500m or 64Gi")
     suffix = match.group(3) or ""
     if suffix in _SUFFIX:
-        number, scale = Decimal(text.removesuffix(suffix)), _SUFFIX[suffix]
-    else:  # an exponent
-        number, scale = Decimal(text), Decimal(1)
-    if resource == "cpu":
-        scale *= 1000
-    amount = _UP.to_integral_value(_UP.multiply(number, scale))
-    return int(amount.max(-MAX_AMOUNT).min(MAX_AMOUNT))
+        return _UP.multiply(Decimal(text.removesuffix(suffix)), _SUFFIX[suffix])
+    return Decimal(text)  # with an exponent
 
 
 def format_quantity(resource: str, amount: int) -> str:

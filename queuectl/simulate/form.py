@@ -1,6 +1,5 @@
 """The form of a scenario: a cluster, what happens when, and what is wanted of it. docs/scenarios.md describes it."""
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Self
 
@@ -10,7 +9,7 @@ from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, RoleTopology, Trai
 from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
 from queuectl.kube.names import API_VERSION, SUBMITTED_BY
 from queuectl.kube.parts import Int32, Labels, Part, Text
-from queuectl.kube.problems import problems
+from queuectl.kube.problems import nearest, problems
 from queuectl.model.plan import PodKey
 from queuectl.model.policy import FairRule, StopPolicy
 from queuectl.model.reasons import BY_CODE
@@ -88,7 +87,7 @@ class Asks(Part):
         if self.runs is not None and len(self.runs) > self.pods:
             raise ValueError(f"runs has {len(self.runs)} times for {self.pods} pods; write at most one for each")
         if self.min_pods is not None and self.min_pods > self.pods:
-            raise ValueError(f"minPods of {self.min_pods} is more than the {self.pods} pods; write at most that")
+            raise ValueError(f"minPods of {self.min_pods} is more than pods, {self.pods}; write at most that")
         return self
 
     def role(self, name: str) -> dict[str, Any]:
@@ -274,7 +273,7 @@ class WantForm(Part):
     def _check_reasons(cls, value: dict[str, str] | None) -> dict[str, str] | None:
         for code in (value or {}).values():
             if code not in BY_CODE:
-                raise ValueError(f'"{code}" is not a reason; {_nearest(code, BY_CODE)}')
+                raise ValueError(f'"{code}" is not a reason; {nearest(code, BY_CODE)}')
         return value
 
     @model_validator(mode="after")
@@ -326,7 +325,7 @@ class Scenario(Part):
             for j, quota in enumerate(queue.quotas or ()):
                 _known(f"queues[{i}].quotas[{j}].flavor", quota.flavor, flavors)
             if queue.parent is not None:
-                _known(f"queues[{i}].parent", queue.parent, queues)
+                _known(f"queues[{i}].parent", queue.parent, queues - {queue.name})
         for i, job in enumerate(self.jobs):
             _known(f"jobs[{i}].queue", job.queue, queues)
         for i, event in enumerate(self.events):
@@ -356,7 +355,7 @@ def edited(queue: QueueForm, edit: QuotaEdit) -> QueueForm:
     ]
     if len(found) != 1:
         raise ValueError(
-            f"setQuota: {len(found)} quotas of queue {queue.name} are meant; name flavor and resource of one"
+            f"setQuota: so many quotas of queue {queue.name} may be meant: {len(found)}; name flavor and resource of one"
         )
     limits = edit.model_dump(include={"nominal", "borrowing_limit", "lending_limit"}, exclude_none=True)
     changed = found[0].model_copy(update=limits)
@@ -401,9 +400,4 @@ def _unique(field: str, names: list[str]) -> set[str]:
 
 def _known(field: str, name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise ValueError(f'{field}: there is no "{name}"; {_nearest(name, known)}')
-
-
-def _nearest(name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known)[:20]) or 'none'}"
+        raise ValueError(f'{field}: there is no "{name}"; {nearest(name, known)}')

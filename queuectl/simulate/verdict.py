@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from queuectl.model.reasons import counted
 from queuectl.simulate.clockwork import EVICTED, PREEMPTED, REQUEUED, RUNNING, SHRUNK, Run, State
 from queuectl.simulate.form import Scenario, WantForm
 
@@ -28,7 +29,7 @@ def _of(field: str, want: WantForm, run: Run) -> Iterator[str]:
         yield from _at(f"{field}, at {want.at:g} s", want, run.looks[want.at])
     evicted = Counter(entry.job for entry in run.of(PREEMPTED, EVICTED) if want.at is None or entry.at <= want.at)
     if want.evictions is not None and evicted.total() != want.evictions:
-        whom = ", ".join(f"{job} {count} times" for job, count in sorted(evicted.items()))
+        whom = ", ".join(f"{job} {counted(count, 'time')}" for job, count in sorted(evicted.items()))
         yield f"{field}.evictions: {want.evictions} wanted, {evicted.total()} made{f' ({whom})' if whom else ''}"
     for job, count in (want.evictions_of or {}).items():
         if evicted[job] != count:

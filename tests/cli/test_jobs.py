@@ -31,7 +31,7 @@ async def test_lists_of_jobs(live: Stage, staged: Commands) -> None:
     wide = await staged("get", "-o", "wide")
     assert wide.rows[0] == [*HEADINGS, "ATTEMPT", "NODES", "MESSAGE"]
     assert wide.rows[1][8:10] == ["1", "2"]
-    assert "16 of 16 are in use" in wide.out
+    assert "it owns 16 and uses 16" in wide.out
 
     everywhere = (await staged("get", "-A")).rows
     assert everywhere[0] == ["NAMESPACE", *HEADINGS]
@@ -57,9 +57,14 @@ async def test_lists_of_jobs(live: Stage, staged: Commands) -> None:
     assert several["kind"] == "List"
     assert [item["metadata"]["name"] for item in several["items"]] == ["first", "second"]
 
-    nothing = await staged("get", "--queue", "none")
-    assert (nothing.out, nothing.err) == ("", f"queuectl: no jobs in namespace {live.namespace}\n")
-    assert json.loads((await staged("get", "--queue", "none", "-o", "json")).out)["items"] == []
+    await live.queue(0, "idle")
+    idle = f"{live.name}-idle"
+    nothing = await staged("get", "--queue", idle)
+    assert (nothing.out, nothing.err) == ("", f"queuectl: no jobs of queue {idle} in namespace {live.namespace}\n")
+    assert json.loads((await staged("get", "--queue", idle, "-o", "json")).out)["items"] == []
+    unknown = await staged("get", "--queue", live.name[:-1], code=Exit.NOT_FOUND)
+    assert f'no queue "{live.name[:-1]}"; did you mean ' in unknown.err
+    assert live.name in unknown.err
 
     missing = await staged("get", "first", "third", code=Exit.NOT_FOUND)
     assert [row[0] for row in missing.rows] == ["NAME", "first"]
@@ -95,7 +100,7 @@ async def test_a_description_says_where_the_pods_are_and_what_happened(live: Sta
         "Name: told",
         f"Queue: {live.name}",
         "Phase: Running",
-        "Message: All 2 pods are ready.",
+        "Message: The whole gang is ready: 2 pods.",
         "Attempt: 1 (0 failed of 4)",
         "Longest run: 120m",
         "worker 2 nvidia.com/gpu: 8 yes",
@@ -109,7 +114,7 @@ async def test_a_description_says_where_the_pods_are_and_what_happened(live: Sta
 
     waiting = await staged("describe", "behind")
     assert f"1 in queue {live.name}" in waiting.out
-    assert "16 of 16 are in use" in waiting.out
+    assert "it owns 16 and uses 16" in waiting.out
     assert "Pods: none" in waiting.out
     assert 'no job "nobody"' in (await staged("describe", "nobody", code=Exit.NOT_FOUND)).err
 

@@ -90,7 +90,7 @@ WRONG = {
         mine("wrong-queue", queue="submit-taem"),
         f'spec.queue: "submit-taem" does not exist; did you mean {TEAM}',
     ),
-    "a queue like no other": (mine("wrong-queue-2", queue="zzz"), 'spec.queue: "zzz" does not exist; there are '),
+    "a queue like no other": (mine("wrong-queue-2", queue="zzz"), 'spec.queue: "zzz" does not exist; known are '),
     "an unknown class": (
         mine("wrong-class", priorityClassName="urgent"),
         'spec.priorityClassName: "urgent" does not exist; name a PriorityClass, or give priority instead',
@@ -98,6 +98,14 @@ WRONG = {
     "an unknown parent": (
         queue("submit-orphan", parent="submit-taem"),
         f'spec.parent: "submit-taem" does not exist; did you mean {TEAM}',
+    ),
+    "an unknown parent much like the queue itself": (
+        queue("zzz-child", parent="zzz-chile"),
+        'spec.parent: "zzz-chile" does not exist; known are ',
+    ),
+    "a lending limit above what it owns": (
+        queue("submit-lends", quotas=[quota(8, flavor=GPUS) | {"lendingLimit": 9}]),
+        "spec.quotas[0].lendingLimit: 9 is more than nominal, 8, and no queue is below this one; write at most that",
     ),
     "an unknown flavor": (
         queue("submit-lost", quotas=[quota(flavor="submit-gpu")]),
@@ -111,11 +119,11 @@ WRONG = {
     "the circle's third": (queue("submit-z", parent="submit-x"), "closes a circle, submit-z > submit-x > "),
     "more than the quota": (
         mine("wrong-size", role("worker", 9, gpus(8))),
-        f"spec.roles: Can never fit: it asks for 72 nvidia.com/gpu and queue {TEAM} has 16",
+        f"72 nvidia.com/gpu and queue {TEAM} has 16 in flavor {GPUS}. Ask for at most that, or name a queue that may",
     ),
     "a resource that no flavor has": (
         mine("wrong-gpu", role("worker", 1, gpus(1, "amd.com/gpu"))),
-        f"Queue {TEAM} has no flavor for role worker: none has a quota for amd.com/gpu.",
+        f"none has a quota for amd.com/gpu. Ask for what the queue has ({GPUS}), or name another queue; --force",
     ),
     "a model that no flavor has": (mine("wrong-model", gpu={"models": ["B200"]}), "none is of GPU model B200."),
     "a field that no pod has": (
@@ -130,7 +138,7 @@ WRONG = {
         mine("wrong-place", namespace="nowhere"),
         'metadata.namespace: "nowhere" does not exist; create it, or name another with -n',
     ),
-    "one name twice": (mine("wrong-pod"), 'metadata.name: "wrong-pod" is in standard input, document 14 already'),
+    "one name twice": (mine("wrong-pod"), 'metadata.name: "wrong-pod" is in standard input, document 16 already'),
     "a name that is taken": (
         queue(TEAM),
         f'metadata.name: "{TEAM}" exists already; choose another name, or: kubectl edit Queue {TEAM}',

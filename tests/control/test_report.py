@@ -53,7 +53,8 @@ class Line:
         """Take in a cycle in which those before ``first`` have started."""
         left = self.names[first:]
         wait = why(
-            Reason.WAITING_FOR_QUOTA, queue="q", flavor="any", resource="nvidia.com/gpu", missing=1, used=used, nominal=8
+            Reason.WAITING_FOR_QUOTA, queue="q", flavor="any", resource="nvidia.com/gpu", wanted=1, missing=1, used=used,
+            nominal=8, limit="", holders="",
         )  # fmt: skip
         self.world.waiting.update([], gone=self.names[:first])
         self.world.plan = Plan(waits=dict.fromkeys(left, wait), positions={name: i for i, name in enumerate(left, 1)})
@@ -111,4 +112,4 @@ async def test_numbers_that_drift_are_told_one_at_a_step(waiting: int) -> None:
         assert len(await one.told(20)) == 20
         one.planned(used=6)  # told instead of the one before, not after it
         assert len(await one.told(3 * waiting)) <= 2 * waiting
-        assert all("6 of 8" in one.shown(name)["message"] for name in one.names)
+        assert all("owns 8 and uses 6" in one.shown(name)["message"] for name in one.names)

@@ -105,20 +105,20 @@ CASES = {
     ),
     "quota in use": Case(
         snapshot([whole("a"), whole("b")], nodes=TWO, queues=[queue(any={GPU: 12})]), ["a"],
-        {"b": "Queue q lacks 4 nvidia.com/gpu in flavor any: 8 of 12 are in use."},
+        {"b": "It asks for 8 nvidia.com/gpu in flavor any, and queue q is short of 4: it owns 12 and uses 8."},
     ),
     "one GPU of quota is missing": Case(
         snapshot([whole("a")], nodes=TWO, queues=[queue(any={GPU: 16})], usage={("q", "any", GPU): 9}), [],
-        {"a": "Queue q lacks 1 nvidia.com/gpu in flavor any: 9 of 16 are in use."},
+        {"a": "It asks for 8 nvidia.com/gpu in flavor any, and queue q is short of 1: it owns 16 and uses 9."},
     ),
     "the last GPU of quota is enough": Case(snapshot([whole("a")], nodes=TWO, queues=[queue(any={GPU: 16})], usage={("q", "any", GPU): 8}), ["a"]),
     "quota cut below what is in use": Case(
         snapshot([whole("a")], nodes=TWO, queues=[queue(any={GPU: 12})], usage={("q", "any", GPU): 16}), [],
-        {"a": "Queue q lacks 12 nvidia.com/gpu in flavor any: 16 of 12 are in use."},
+        {"a": "It asks for 8 nvidia.com/gpu in flavor any, and queue q is short of 12: it owns 12 and uses 16."},
     ),
     "in want of quota now, of nodes for ever": Case(
         snapshot([whole("a", 3)], nodes=TWO, queues=[queue(any={GPU: 24})], usage={("q", "any", GPU): 8}), [],
-        {"a": "Can never fit on today's nodes: of 3 pods of role worker, 2 would fit if all 2 nodes of flavor any that they may use were empty; short of 1 place with 8 nvidia.com/gpu."},
+        {"a": "Can never fit on today's nodes: of 3 pods of role worker, 2 would fit on the 2 nodes of flavor any that they may use if nothing else were there; short of 1 place with 8 nvidia.com/gpu."},
     ),
     "quota of cpu": Case(
         snapshot([gang("a", role(pods=3, gpu=1, cpu="1500m"))], nodes=TWO, queues=[queue(any={GPU: 8, "cpu": 4000})]), [],
@@ -138,7 +138,7 @@ CASES = {
     ),
     "and when it waits for quota": Case(
         snapshot([whole("a", 2), whole("b")], nodes=TWO, queues=[queue(strict=True, any={GPU: 16})], usage={("q", "any", GPU): 8}), [],
-        {"a": "Queue q lacks 8 nvidia.com/gpu in flavor any: 8 of 16 are in use.", "b": "Queue q is StrictFIFO and team/a is first."},
+        {"a": "It asks for 16 nvidia.com/gpu in flavor any, and queue q is short of 8: it owns 16 and uses 8.", "b": "Queue q is StrictFIFO and team/a is first."},
     ),
     "and when today's nodes are too few": Case(
         snapshot([whole("a", 3), whole("b")], nodes=TWO, queues=[queue(strict=True)]), [],

@@ -87,11 +87,11 @@ WAITS = {
     ),
     "GPUs that are free on different nodes don't add up": Case(
         used(a=4, b=4), gang("g", role(gpu=8)),
-        "Only 0 of 1 pods of role worker fit on the 2 nodes of flavor any that they may use: short of 1 place with 8 nvidia.com/gpu.",
+        "Only 0 of 1 pod of role worker fit on the 2 nodes of flavor any that they may use: short of 1 place with 8 nvidia.com/gpu.",
     ),
     "each resource is there, but not together": Case(
         fleet([node("a"), node("b")], reserved=[("a", EIGHT, 1), ("b", requests(cpu=96), 1)]), gang("g", role(pods=1, gpu=8, cpu=8)),
-        "Only 0 of 1 pods of role worker fit on the 2 nodes of flavor any that they may use: short of 1 place with all that a pod requests on one node.",
+        "Only 0 of 1 pod of role worker fit on the 2 nodes of flavor any that they may use: short of 1 place with all that a pod requests on one node.",
     ),
     "the scarcest resource is named": Case(
         fleet([node("a"), node("b")], reserved=[("a", requests(gpu=2, cpu=90), 1)]), gang("g", role(pods=4, gpu=4, cpu=48)),
@@ -112,22 +112,22 @@ def test_what_a_gang_waits_for(case: Case) -> None:
     assert exceeds_cluster(case.fleet, case.gang.roles, {one.name: ANY for one in case.gang.roles}) is None
 
 
-NEVER = "Can never fit on today's nodes: of {} pods of role worker, {} would fit if all {} nodes of flavor any that they may use were empty; short of {}."
+NEVER = "Can never fit on today's nodes: of {} of role worker, {} would fit on the {} of flavor any that they may use if nothing else were there; short of {}."
 HOPELESS = {
-    "no nodes": Case(fleet(), gang("g", role(pods=2, gpu=8)), NEVER.format(2, 0, 0, "2 places with 8 nvidia.com/gpu")),
-    "larger than any node": Case(used(a=0, b=8), gang("g", role(gpu=16)), NEVER.format(1, 0, 2, "1 place with 16 nvidia.com/gpu")),
-    "larger than the cluster": Case(used(a=0, b=8), gang("g", role(pods=5, gpu=4)), NEVER.format(5, 4, 2, "1 place with 4 nvidia.com/gpu")),
-    "a resource that no node has": Case(used(a=0), gang("g", role(gpu=1, **HCA)), NEVER.format(1, 0, 1, "1 place with 1 rdma/hca")),
+    "no nodes": Case(fleet(), gang("g", role(pods=2, gpu=8)), NEVER.format("2 pods", 0, "0 nodes", "2 places with 8 nvidia.com/gpu")),
+    "larger than any node": Case(used(a=0, b=8), gang("g", role(gpu=16)), NEVER.format("1 pod", 0, "2 nodes", "1 place with 16 nvidia.com/gpu")),
+    "larger than the cluster": Case(used(a=0, b=8), gang("g", role(pods=5, gpu=4)), NEVER.format("5 pods", 4, "2 nodes", "1 place with 4 nvidia.com/gpu")),
+    "a resource that no node has": Case(used(a=0), gang("g", role(gpu=1, **HCA)), NEVER.format("1 pod", 0, "1 node", "1 place with 1 rdma/hca")),
     "a resource that only a node had that is gone": Case(
-        fleet([node("a", **HCA), node("a")]), gang("g", role(gpu=1, **HCA)), NEVER.format(1, 0, 1, "1 place with 1 rdma/hca")
+        fleet([node("a", **HCA), node("a")]), gang("g", role(gpu=1, **HCA)), NEVER.format("1 pod", 0, "1 node", "1 place with 1 rdma/hca")
     ),
     "all nodes are closed": Case(
         fleet([node("a", unschedulable=True), node("b", ready=False), node("c", taints=[Taint("x", "", "NoSchedule")])]),
-        gang("g", role(gpu=8)), NEVER.format(1, 0, 0, "1 place with 8 nvidia.com/gpu"),
+        gang("g", role(gpu=8)), NEVER.format("1 pod", 0, "0 nodes", "1 place with 8 nvidia.com/gpu"),
     ),
     "more than a number can hold": Case(
         fleet([node("a", cpu="9e18"), node("b", memory="7Ei")]), gang("g", role(pods=2, cpu=MAX_AMOUNT, memory=MAX_AMOUNT, gpu=MAX_AMOUNT * 4)),
-        NEVER.format(2, 0, 2, f"2 places with {MAX_AMOUNT * 4} nvidia.com/gpu"),
+        NEVER.format("2 pods", 0, "2 nodes", f"2 places with {MAX_AMOUNT * 4} nvidia.com/gpu"),
     ),
 }  # fmt: skip
 

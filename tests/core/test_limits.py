@@ -46,15 +46,15 @@ def told(decided: Plan, uid: str) -> str:
     [
         (
             {"max_running": 1}, (("team", "bob", 1),),
-            "Queue q lets 1 jobs in all hold room at a time (maxRunning), and 1 do.",
+            "Queue q lets 1 job in all hold room at a time (maxRunning); now it is 1.",
         ),
         (
             {"per_user": Cap(max_running=1)}, (("other", "ann", 1),),
-            "Queue q lets 1 jobs of user ann hold room at a time (perUser.maxRunning), and 1 do.",
+            "Queue q lets 1 job of user ann hold room at a time (perUser.maxRunning); now it is 1.",
         ),
         (
             {"per_namespace": Cap(max_running=1)}, (("team", "bob", 1),),
-            "Queue q lets 1 jobs of namespace team hold room at a time (perNamespace.maxRunning), and 1 do.",
+            "Queue q lets 1 job of namespace team hold room at a time (perNamespace.maxRunning); now it is 1.",
         ),
         (
             {"per_user": EIGHT}, (("other", "ann", 5),),

@@ -183,14 +183,14 @@ async def test_quota_lowered_under_running_jobs(live: Stage) -> None:
     ]
     await live.submit("third", 1, 8)
     job = await live.until_reason("third", "WaitingForQuota")
-    assert "16 of 8 are in use" in job["status"]["message"]
+    assert "it owns 8 and uses 16" in job["status"]["message"]
     for name in ("first", "second"):
         assert (await live.until_job(name, bool, "has a status"))["status"]["phase"] == "Running"
     assert await ledger.audit(live) == []
 
     await live.end_pods("first")
     await live.until_phase("first", "Succeeded")
-    await live.until_job("third", lambda s: "8 of 8 are in use" in s["message"], "still waits")
+    await live.until_job("third", lambda s: "it owns 8 and uses 8" in s["message"], "still waits")
     await live.end_pods("second")
     await live.until_phase("third", "Running")
 

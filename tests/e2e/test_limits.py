@@ -91,7 +91,7 @@ async def test_a_queue_takes_no_more_waiting_jobs_than_it_may(live: Stage) -> No
     await live.submit("runs", 1, 8)
     await live.until_phase("runs", "Running")
     await live.submit("waits", 1, 8)
-    await until_refused(live, "late", f"1 jobs wait in queue {live.name} and its maxWaiting is 1")
+    await until_refused(live, "late", f"in queue {live.name} as many wait as may: 1, and maxWaiting is 1")
     await live.end_pods("runs")
     await live.until_phase("waits", "Running")
 

@@ -44,9 +44,12 @@ async def test_the_victim_names_its_preemptor_and_the_preemptor_its_victims(
             assert f"Gave way to {stage.namespace}/big of queue {stage.name}, priority 7" in told
             assert "it goes first in the same queue. It loses" in told
 
-    waits = f"preempted jobs to leave it: {stage.namespace}/slow (queue {stage.name}, priority 0, loses"
+    waits = f"preempted job to leave it: {stage.namespace}/slow (queue {stage.name}, priority 0, loses"
     await stage.until_job("big", lambda s: waits in s.get("message", ""), f"says {waits}")
-    assert waits in fact(await describe("big"), "Message")
+    promised = await describe("big")
+    assert waits in fact(promised, "Message")
+    assert "not bound yet" not in promised
+    assert not any(line.startswith("Admitted:") for line in promised.splitlines())
     [pod] = await stage.pods("slow")
     await stage.delete_pod(pod["metadata"]["name"], at_once=True)
     await stage.until_phase("big", "Running")

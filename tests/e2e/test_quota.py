@@ -194,7 +194,7 @@ async def test_what_is_wrong_with_an_edit_is_told(live: Stage, cli: Commands) ->
     )
     assert 'no queue "nowhere"' in await told(Exit.NOT_FOUND, "nowhere", "--nominal", "4", *why)
     assert "8 GPUs" in await told(Exit.REFUSED, name, "--nominal", "8 GPUs", *why)
-    assert "2.5 is not a whole number" in await told(Exit.USAGE, name, "--nominal", "2.5", *why)
+    assert "2.5 is not a whole number" in await told(Exit.REFUSED, name, "--nominal", "2.5", *why)
     assert "give --nominal" in await told(Exit.USAGE, name, *why)
     assert "--why" in await told(Exit.USAGE, name, "--nominal", "4")
     assert (await cli("quota", "set", name, "--nominal", "8", *why)).out.endswith(": already so\n")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import ValidationError
 
-from queuectl.kube.client import ApiError, KubeClient
+from queuectl.kube.client import JSON, ApiError, KubeClient
 from queuectl.kube.crds import KINDS
 from queuectl.kube.problems import problems
 from queuectl.local.controlplane import Running
@@ -48,6 +48,26 @@ REFUSED = {
         queue(quotas=[quota() | {"borrowingLimit": "8 GPUs"}]), ("borrowingLimit", "8 GPUs", "write")
     ),
     "a lending limit below zero": Refused(queue(quotas=[quota() | {"lendingLimit": "-1"}]), ("lendingLimit", "-1")),
+    "a resource that is none": Refused(
+        queue(quotas=[quota() | {"resource": "gpu"}]),
+        ("spec.quotas[0].resource", '"gpu" is not a resource; write cpu, memory', "such as nvidia.com/gpu"),
+    ),
+    "a resource of a user's limit that is none": Refused(
+        queue(perUser={"maxResources": {"gpus": 8}}), ("perUser", '"gpus" is not a resource; write cpu, memory')
+    ),
+    "a request for a resource that is none": Refused(
+        job("a", role("worker", 2, container(resources={"requests": {"gpu": 8}}))),
+        ("resources.requests", '"gpu" is not a resource; write cpu, memory'),
+    ),
+    "a part of a device": Refused(
+        queue(quotas=[quota("500m")]), ("nominal: 500m is not a whole number, and devices come in whole ones",)
+    ),
+    "a limit of a part of a device": Refused(
+        queue(quotas=[quota() | {"borrowingLimit": "1.5"}]), ("borrowingLimit: 1.5 is not a whole number",)
+    ),
+    "a request for a part of a device": Refused(
+        job("a", role("worker", 2, container(gpu="0.5"))), ("nvidia.com/gpu", "0.5 is not a whole number")
+    ),
     "a rule that there is not": Refused(
         queue(preemption={"withinQueue": "Always"}), ("withinQueue", "Always", "LowerPriority")
     ),
@@ -215,7 +235,10 @@ ACCEPTED = {
     ),
     "quantities of every form": queue(
         "forms",
-        quotas=[quota(value, flavor=f"f{n}") for n, value in enumerate((0, 8, "8", "500m", "1.5", "64Gi", "1e3"))],
+        quotas=[
+            *(quota(value, flavor=f"f{n}") for n, value in enumerate((0, 8, "8", "8.0", "1k", "64Gi", "1e3"))),
+            *(quota(value, flavor=f"f{n}") | {"resource": "cpu"} for n, value in enumerate(("500m", "1.5"))),
+        ],
     ),
     "nulls are as good as nothing": job("nulls", priority=None, hold=None, gpu=None),
     "closeness of all kinds": job(
@@ -345,6 +368,16 @@ async def test_the_api_server_refuses_a_template_of_10_megabytes(kube: KubeClien
 
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"Request entity too large: limit is 3145728" in answer
+
+
+async def test_a_lending_limit_above_what_the_queue_owns_gets_a_warning(kube: KubeClient) -> None:
+    manifest = queue("lends", quotas=[quota(8) | {"lendingLimit": 9}])
+    async with kube._session.post(
+        kube.host + collection(manifest), params={"dryRun": "All"}, json=manifest, headers=await kube._headers(JSON)
+    ) as response:
+        assert response.status == 201
+        told = response.headers.getall("Warning")
+    assert any("lendingLimit: 9 is more than nominal, 8; it limits nothing unless" in one for one in told), told
 
 
 def test_the_model_refuses_what_etcd_would() -> None:

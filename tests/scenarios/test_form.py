@@ -37,15 +37,24 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (lambda d: d.update(job=[]), "job: unknown field job; did you mean jobs?"),
         (lambda d: d["jobs"][0].update(gpu=1), "jobs[0].gpu: unknown field gpu; did you mean gpus?"),
         (lambda d: d["jobs"][0].update(queue="p"), 'jobs[0].queue: there is no "p"; known are q'),
+        (lambda d: d["queues"][0].update(parent="p"), 'queues[0].parent: there is no "p"; known are none'),
+        (
+            lambda d: d.update(jobs=[{"name": "j", "queue": "p"}], queues=[{"name": f"n{i:02}"} for i in range(30)]),
+            "n05, n06, n07, and 22 more",
+        ),
+        (lambda d: d.update(policy={"fairSharing": "X"}), "policy.fairSharing: 'X' is not a list; write [X]"),
         (lambda d: d["jobs"][0].update(memory="lots"), 'jobs[0].memory: "lots" is not a quantity'),
-        (lambda d: d["jobs"][0].update(minPods=2), "jobs[0]: minPods of 2 is more than the 1 pods"),
+        (lambda d: d["jobs"][0].update(minPods=2), "jobs[0]: minPods of 2 is more than pods, 1; write"),
         (lambda d: d["jobs"][1].update(name="a"), 'jobs: two are named "a"; give each a name of its own'),
         (lambda d: d["jobs"][0].update(roles=[{"name": "r"}]), "gpus and roles exclude each other"),
         (lambda d: d["queues"][0].update(order="Fifo"), "queues[0].order"),
         (lambda d: d.update(events=[{"at": 1}]), "events[0]: nothing happens; add one of finish, fail"),
         (lambda d: d.update(events=[{"at": 1, "finish": "a", "fail": "a"}]), "several things at once"),
         (lambda d: d.update(events=[{"at": 1, "nodeDown": "m"}]), 'events[0]: there is no "m"; known are n'),
-        (lambda d: d.update(events=[{"at": 1, "setQuota": {"queue": "q", "flavor": "f"}}]), "0 quotas of queue q"),
+        (
+            lambda d: d.update(events=[{"at": 1, "setQuota": {"queue": "q", "flavor": "f"}}]),
+            "quotas of queue q may be meant: 0",
+        ),
         (lambda d: d.update(want=[{"running": ["a"]}]), "want[0]: running is of a time; add at"),
         (lambda d: d.update(want=[{"at": 1, "reason": {"a": "Hold"}}]), '"Hold" is not a reason; did you mean Held?'),
         (lambda d: d.update(want=[{"neverMoved": ["c"]}]), 'want[0]: there is no "c"; known are a, b'),
@@ -104,7 +113,7 @@ def test_the_command_exits_by_what_it_finds(tmp_path: Path) -> None:
     assert simulate(str(tmp_path / "good")).returncode == 0
     differs = simulate(str(tmp_path / "good"), str(tmp_path / "bad"), "-o", "json")
     assert differs.returncode == 6
-    assert differs.stderr == "queuectl: 1 of 2 scenarios differ from what they want\n"
+    assert differs.stderr == "queuectl: not as wanted: 1 of 2 scenarios\n"
     good, bad = json.loads(differs.stdout)
     assert (good["differences"], bad["differences"]) == ([], ["want[0].evictions: 3 wanted, 0 made"])
     assert {"time": 10.0, "job": "b", "what": "Running"}.items() <= good["timeline"][-1].items()
