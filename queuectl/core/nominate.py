@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from queuectl.core import fit
 from queuectl.core.flavors import Assignment, Group, Mode, Wanted, Way, assign, groups_of
 from queuectl.core.freed import Freed
-from queuectl.core.preemption import Ask, Beside, Field, Running, Victim, find_victims
+from queuectl.core.preemption import Ask, Beside, Field, Running, Victim
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import height_that_fits
+from queuectl.core.victims import find_victims
 from queuectl.model.objects import Flavor, Gang, Queue, Role
 from queuectl.model.plan import Admission, Placement
 from queuectl.model.policy import Cell

@@ -6,9 +6,10 @@ from typing import Any
 
 from queuectl.core.backlog import Backlog
 from queuectl.core.cycle import plan
-from queuectl.core.preemption import Ask, Field, Running, find_victims
+from queuectl.core.preemption import Ask, Field, Running
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import Tree
+from queuectl.core.victims import find_victims
 from queuectl.model.objects import Flavor, Gang, Queue, QueueOrder, Role
 from queuectl.model.policy import (
     Amounts,

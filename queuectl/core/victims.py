@@ -1,0 +1,151 @@
+"""Who gives way: the victims that make room for a gang which does not fit.
+
+Take candidates in order until the gang fits, then give back every one without whom it still fits. The searches are of
+one gang against one tree, and leave it as they found it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from queuectl.core import fair
+from queuectl.core.least_lost import cheapest
+from queuectl.core.preemption import Ask, Field, Running, Trial, Victim, victim_order
+from queuectl.core.tree import Node, Tree
+from queuectl.model.policy import Amounts, Cause, Cell, Preemption, Reclaim
+
+
+def find_victims(world: Field, ask: Ask) -> list[Victim]:
+    """Return a set of victims none of whom is needless, or none when no allowed set makes the gang fit."""
+    return fair.by_share(world, ask) if world.fair else _by_priority(world, ask)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    gang: Running
+    cause: Cause
+    only_at_home: bool = False  # may be taken only if the newcomer ends within its own quota
+    meet: Node | None = None  # the lowest subtree that holds both queues
+
+
+def _by_priority(world: Field, ask: Ask) -> list[Victim]:
+    node, rules = world.tree.nodes[ask.queue], world.rules[ask.queue]
+    mine = [_Candidate(gang, Cause.QUEUE) for gang in world.candidates(ask.queue, ask, rules.within_queue)]
+    advantage, others = _others(world, ask)
+    groups = [sorted(group, key=lambda c: victim_order(c.gang, ask.queue)) for group in (advantage, others, mine)]
+    candidates = [c for group in groups for c in group if c.gang.evicting]
+    candidates += [c for group in groups for c in group if not c.gang.evicting]
+    under = all(node.usage.get(cell, 0) < node.quota(cell).nominal for cell in ask.contested)
+    if not ask.borrows:
+        searches = [False]
+    elif (not advantage and not others) or (not rules.borrow and not under):
+        searches = [True]
+    elif not rules.borrow and not advantage:
+        searches = [False, True]
+    else:
+        searches = [True, False]
+    for borrowing in searches:
+        search = partial(_search, world, ask, {c.gang.uid: c for c in candidates}, borrowing=borrowing)
+        gangs = [c.gang for c in candidates]
+        victims = cheapest(
+            world, ask, gangs, peers=search, search=partial(search, dearest_back=True), borrowing=borrowing
+        )
+        if victims:
+            return victims
+    return []
+
+
+def _search(
+    world: Field,
+    ask: Ask,
+    candidates: Mapping[str, _Candidate],
+    order: Sequence[Running],
+    *,
+    borrowing: bool,
+    dearest_back: bool = False,
+) -> list[Victim]:
+    """Take gangs, or pieces of them, in order until it fits, and give back the last, or the dearest, first.
+
+    ``candidates``: by uid, those who may be taken.
+    """
+    trial = Trial(world, ask, borrowing=borrowing)
+    untried, step = 0, 1
+    try:
+        for gang in order:
+            candidate = candidates[(gang.of or gang).uid]
+            if not _still_allowed(world.tree, ask, candidate, borrowing=borrowing):
+                continue
+            if not trial.within_budgets(gang):
+                continue
+            trial.take(Victim(gang, candidate.cause))
+            untried += 1
+            if untried < step or not trial.fits_quota():
+                continue
+            if world.beside.fits():
+                break
+            # Who is taken too many is given back, so that it need not be looked at after each of them.
+            untried, step = 0, 2 * step if dearest_back else 1
+        else:
+            if not untried or not trial.fits():
+                return []
+        taken = list(trial.taken.values())
+        return trial.give_back(world.dearest_first(taken) if dearest_back else taken[-2::-1])
+    finally:
+        trial.close()
+
+
+def _still_allowed(tree: Tree, ask: Ask, candidate: _Candidate, *, borrowing: bool) -> bool:
+    """Tell whether the candidate may be taken now that others are gone."""
+    if candidate.gang.queue == ask.queue:
+        return True
+    if borrowing and candidate.only_at_home:
+        return False
+    node: Node | None = tree.nodes[candidate.gang.queue]
+    while node is not None and node is not candidate.meet:
+        if node.within(ask.contested):
+            return False
+        node = node.parent
+    return True
+
+
+def _others(world: Field, ask: Ask) -> tuple[list[_Candidate], list[_Candidate]]:
+    """Return candidates of other queues: those over whom the newcomer's subtree has the older right, and the rest."""
+    advantage: list[_Candidate] = []
+    rest: list[_Candidate] = []
+    home, rules = world.tree.nodes[ask.queue], world.rules[ask.queue]
+    if rules.reclaim is Reclaim.NEVER:
+        return advantage, rest
+    has_right, left = _holds(home, ask.usage)
+    seen: Node = home
+    for subtree in home.ancestors():
+        for node in _borrowers(subtree, seen, ask.contested):
+            for gang in world.candidates(node.name, ask, rules.reclaim):
+                if has_right:
+                    advantage.append(_Candidate(gang, Cause.RECLAIM, meet=subtree))
+                elif not _may_borrow_over(rules, gang, ask):
+                    rest.append(_Candidate(gang, Cause.RECLAIM, only_at_home=True, meet=subtree))
+                else:
+                    rest.append(_Candidate(gang, Cause.RECLAIM_WHILE_BORROWING, meet=subtree))
+        holds, left = _holds(subtree, left)
+        has_right = has_right or holds
+        seen = subtree
+    return advantage, rest
+
+
+def _borrowers(top: Node, seen: Node, contested: frozenset[Cell]) -> Iterator[Node]:
+    """Yield the nodes below ``top``, and not below ``seen``, that use more than their own, as do all above them."""
+    for child in top.children:
+        if child is not seen and not child.within(contested):
+            yield child
+            yield from _borrowers(child, seen, contested)
+
+
+def _holds(node: Node, amounts: Amounts) -> tuple[bool, dict[Cell, int]]:
+    """Tell whether the subtree's own quota holds that much more, and return what has to come from above."""
+    fits = not any(node.borrows_with(cell, amount) for cell, amount in amounts.items())
+    return fits, {cell: max(0, amount - node.kept_free(cell)) for cell, amount in amounts.items()}
+
+
+def _may_borrow_over(rules: Preemption, gang: Running, ask: Ask) -> bool:
+    limit = rules.borrow_max_priority
+    return rules.borrow and gang.priority < ask.priority and (limit is None or gang.priority <= limit)
