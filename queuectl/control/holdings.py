@@ -6,12 +6,17 @@ from dataclasses import replace
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Running
+from queuectl.core.takeback import given_up
 from queuectl.core.tree import Tree
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload
 from queuectl.model.objects import Queue
 from queuectl.model.plan import Placement, Portion
 from queuectl.model.policy import Amounts, Cell
+from queuectl.model.reasons import Reason
 from queuectl.model.resources import is_gpu
+
+# Whoever loses what it had for one of these is planned anew as soon as it is gone, unless it has to back off.
+_AGAIN = {Reason.SPEC_CHANGED, Reason.PLACE_LOST, Reason.NODE_LOST}
 
 
 class Holdings:
@@ -88,10 +93,12 @@ class Holdings:
             self._change(queue, attempt.leaving, -1, now=True, later=False)
         self._set_idle_of_claimers(attempt)
 
-    def keeps(self, uid: str) -> bool:
+    def keeps(self, uid: str, workloads: Mapping[str, Workload]) -> bool:
         """Tell whether quotas will hold what is promised to a workload's attempt, once all victims are gone."""
         queue, attempt = self._held[uid]
-        return self.later.covers(queue, attempt.quota)
+        if self.later.covers(queue, attempt.quota):
+            return True
+        return uid not in given_up(self.later, (self._running(claim, workloads) for claim in self.claims))
 
     def running(
         self,
@@ -121,9 +128,10 @@ class Holdings:
                 )
             if attempt.holds:
                 self._candidates[uid] = candidate
-            elif attempt.state is AttemptState.CLAIMED and not self._waits_for_parts(uid):
+            elif attempt.state is AttemptState.CLAIMED:
                 # Made anew each time: its victims go one by one.
-                candidate = replace(candidate, instead=self._instead(candidate, workloads))
+                free = candidate.preemptible and not self._waits_for_parts(uid)
+                candidate = replace(candidate, preemptible=free, instead=self._instead(candidate, workloads))
             else:
                 continue
             result.setdefault(queue, []).append(candidate)
@@ -182,6 +190,7 @@ class Holdings:
             ready_at=attempt.running_at,
             saved_at=attempt.saved_at,
             preemptions=workload.preemptions,
+            again=attempt.end is not None and attempt.end.why.reason in _AGAIN and not attempt.end.not_before,
         )
 
     def _instead(self, claim: Running, workloads: Mapping[str, Workload]) -> tuple[Running, ...]:

@@ -21,10 +21,15 @@ def by_share(world: Field, ask: Ask) -> list[Victim]:
     everybody = [gang for gangs in candidates.values() for gang in gangs]
 
     def search(order: Sequence[Running]) -> list[Victim]:
-        waiting: dict[str, list[Running]] = {}
-        for gang in order:
-            waiting.setdefault(gang.queue, []).append(gang)
-        return _FairSearch(world, ask, {name: waiting[name] for name in candidates if name in waiting}).run()
+        for heed in (True, False):
+            waiting: dict[str, list[Running]] = {}
+            for gang in order:
+                waiting.setdefault(gang.queue, []).append(gang)
+            in_turn = {name: waiting[name] for name in candidates if name in waiting}
+            found = (one := _FairSearch(world, ask, in_turn, heed=heed)).run()
+            if found or not one.trial.passed_over:
+                return found
+        return []
 
     def in_order(gangs: Iterable[Running]) -> list[Victim]:
         return search(sorted(gangs, key=lambda gang: victim_order(gang, ask.queue)))
@@ -35,13 +40,13 @@ def by_share(world: Field, ask: Ask) -> list[Victim]:
 class _FairSearch:
     """Takes from the least fair queue first, as long as its rules allow, and of a queue in the given order."""
 
-    def __init__(self, world: Field, ask: Ask, waiting: dict[str, list[Running]]) -> None:
+    def __init__(self, world: Field, ask: Ask, waiting: dict[str, list[Running]], *, heed: bool) -> None:
         self.world = world
         self.ask = ask
         self.home = world.tree.nodes[ask.queue]
         self.path = set(self.home.ancestors())
         self.waiting = waiting
-        self.trial = Trial(world, ask, borrowing=True, counted=True)
+        self.trial = Trial(world, ask, borrowing=True, counted=True, heed=heed)
         self.done: set[Node] = set()  # nodes that have no more candidates
 
     def run(self) -> list[Victim]:

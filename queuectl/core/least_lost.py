@@ -5,18 +5,20 @@ cover with reverse deletion: Chvatal 1979, Williamson and Shmoys 2011, 1.2 and 7
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import chain, islice
 
 from queuectl.core.elastic import alike, last, pods_of
 from queuectl.core.preemption import Ask, Field, Running, Trial, Victim, may_take, victim_order
 from queuectl.model.plan import Portion
-from queuectl.model.policy import Amounts, VictimChoice, Within
+from queuectl.model.policy import Amounts, Cause, VictimChoice, Within
 from queuectl.model.work import NO_WORK, Work
 
 SWAPS = 3  # of the dearest victims, whom it is tried to do without
 ROUNDS = 4  # of such tries, at most
+LARGEST = 8  # gangs of other queues that are tried as the last to be taken
 ENOUGH = 5_000  # candidates looked at in all searches; after that only the first orders are tried
 
 Search = Callable[[Sequence[Running]], list[Victim]]
@@ -37,20 +39,79 @@ def cheapest(
         found = peers(pieces)
     if world.quick:
         return found
-    found = found or _in_other_orders(world, ask, pieces, search)
+    found = found or _in_other_orders(world, ask, pieces, search, borrowing=borrowing)
     if not found:
         return []
     return _joined(world, ask, _least_lost(world, ask, _in_pieces(found), pieces, search), borrowing=borrowing)
 
 
-def _in_other_orders(world: Field, ask: Ask, gangs: Sequence[Running], search: Search) -> list[Victim]:
+def _in_other_orders(
+    world: Field, ask: Ask, gangs: Sequence[Running], search: Search, *, borrowing: bool
+) -> list[Victim]:
     """Return what is found where the usual order finds nothing.
 
     It may have taken some on nodes where that is of no use, until nobody more of their queue might be taken.
     """
-    if not gangs or len(gangs) > ENOUGH:
+    if not gangs or len(gangs) > ENOUGH or not _fits_without(world, ask, gangs, borrowing=borrowing):
         return []
-    return next((found for order in _orders(world, ask, gangs) if (found := search(order))), [])
+    few = max(1, ENOUGH // len(gangs))
+    orders = chain(_orders(world, ask, gangs), islice(_frugal(world, ask, gangs), few))
+    return next((found for order in orders if (found := search(order))), [])
+
+
+def _fits_without(world: Field, ask: Ask, gangs: Sequence[Running], *, borrowing: bool) -> bool:
+    """Tell whether it would fit if all of these might go."""
+    trial = Trial(world, ask, borrowing=borrowing)
+    try:
+        for gang in gangs:
+            trial.take(Victim(gang, Cause.QUEUE))
+        return trial.fits()
+    finally:
+        trial.close()
+
+
+def _frugal(world: Field, ask: Ask, gangs: Sequence[Running]) -> Iterator[list[Running]]:
+    """Yield orders that spare what may be used up: what other queues borrow, and disruption budgets.
+
+    Those come first who leave the missing places. Of these who uses up the most comes last: it may be more than its
+    queue borrows. So it is tried to have one of the largest go whatever it uses up.
+    """
+
+    def borrowed(gang: Running) -> float:
+        return 0.0 if gang.queue == ask.queue else _portion(gang, ask)
+
+    def covered(gang: Running) -> float:
+        return sum(pods / max(1, world.budgets.get(key, 0)) for key, pods in gang.covered)
+
+    def both(gang: Running) -> float:
+        return borrowed(gang) + covered(gang)
+
+    uses = (borrowed, both, covered) if any(gang.covered for gang in gangs) else (borrowed,)
+    by_size = sorted(gangs, key=lambda gang: (-borrowed(gang), gang.uid))
+    for end in (None, *(gang for gang in by_size[:LARGEST] if borrowed(gang) > 0)):
+        for used in uses:
+            yield _frugally(world, gangs, used, end)
+
+
+def _frugally(
+    world: Field, gangs: Sequence[Running], used: Callable[[Running], float], end: Running | None
+) -> list[Running]:
+    def price(gang: Running) -> Work:
+        return NO_WORK if gang is end else Work(round(1_000_000 * used(gang)))
+
+    cheap = sorted(gangs, key=lambda gang: (gang is not end, price(gang), gang.uid))
+    needed = world.beside.cheapest(cheap, price)
+    return _first(sorted(needed, key=lambda gang: (gang is end, price(gang), gang.uid)), cheap)
+
+
+def _first(some: Sequence[Running], everybody: Sequence[Running]) -> list[Running]:
+    uids = {gang.uid for gang in some}
+    return [*some, *(gang for gang in everybody if gang.uid not in uids)]
+
+
+def _portion(gang: Running, ask: Ask) -> float:
+    """Return how much of what is contested the gang would leave."""
+    return sum(min(1.0, gang.usage.get(cell, 0) / amount) for cell, amount in ask.usage.items() if amount > 0)
 
 
 def _least_lost(
@@ -102,21 +163,16 @@ def _least_lost(
 def _orders(world: Field, ask: Ask, gangs: Sequence[Running]) -> list[list[Running]]:
     """Return orders in which gangs may be taken: cheapest, cheapest for what they leave, and so by nodes."""
 
-    def portion(gang: Running) -> float:
-        """How much of what is contested the gang would leave."""
-        parts = (min(1.0, gang.usage.get(cell, 0) / amount) for cell, amount in ask.usage.items() if amount > 0)
-        return max(sum(parts), 1e-9)
-
     def price(gang: Running) -> tuple[bool, Work, bool, str]:
         return (not gang.evicting, world.price(gang), not gang.gives_up, gang.uid)
 
     def rate(gang: Running) -> tuple[bool, float, float, bool, float, str]:
-        cost, part = world.price(gang), portion(gang)
+        cost, part = world.price(gang), max(_portion(gang, ask), 1e-9)
         work = (cost.gpu_seconds / part, cost.pod_seconds / part)
         return (not gang.evicting, *work, not gang.gives_up, -part, gang.uid)
 
     by_rate = sorted(gangs, key=rate)
-    return [by_rate, world.beside.cheapest_first(by_rate, world.price), sorted(gangs, key=price)]
+    return [by_rate, _first(world.beside.cheapest(by_rate, world.price), by_rate), sorted(gangs, key=price)]
 
 
 def _cost(world: Field, ask: Ask, victims: Sequence[Victim], everybody: Sequence[Running]) -> tuple[Work, int, int]:

@@ -42,6 +42,12 @@ class Running:
     gives_up: bool = False  # the piece that it can give up: its work goes on without it
     # Of one that is only promised its room: who is there in its stead, its victims and what is kept free for it.
     instead: "tuple[Running, ...] | None" = field(default=None, compare=False)
+    again: bool = False  # it is on its way out, and in line again at once
+
+    @property
+    def goes(self) -> bool:
+        """Tell whether its room is anybody's: it is on its way out, and does not come back for it at once."""
+        return self.evicting and self.instead is None and not self.again
 
     @property
     def works_since(self) -> float | None:
@@ -100,8 +106,8 @@ class Beside(Protocol):
     def fits(self) -> bool:
         """Tell whether it holds."""
 
-    def cheapest_first(self, gangs: Sequence[Running], price: Callable[[Running], Work]) -> list[Running]:
-        """Order gangs by what it costs to make a place, those together that make one."""
+    def cheapest(self, gangs: Sequence[Running], price: Callable[[Running], Work]) -> list[Running]:
+        """Return those who leave what is missing at a low price, in order."""
 
 
 class _Nothing:
@@ -114,7 +120,7 @@ class _Nothing:
     def fits(self) -> bool:
         return True
 
-    def cheapest_first(self, gangs: Sequence[Running], price: Callable[[Running], Work]) -> list[Running]:
+    def cheapest(self, gangs: Sequence[Running], price: Callable[[Running], Work]) -> list[Running]:
         return sorted(gangs, key=price)
 
 
@@ -126,6 +132,7 @@ class Field:
     running: Mapping[str, Sequence[Running]]  # by queue
     rules: Mapping[str, Preemption]  # by queue
     fair: tuple[FairRule, ...] = ()  # none: fair sharing is off
+    going: Sequence[Running] = ()  # those of the running who go anyway
     taken: Collection[str] = ()  # uids of those who are on their way out for somebody else
     beside: Beside = field(default_factory=_Nothing)
     now: float = 0.0
@@ -134,14 +141,23 @@ class Field:
     blind: bool = False  # look at neither shields nor patience: who could give way at another time?
     shielded: dict[str, Running] = field(default_factory=dict)  # who was passed over for a shield, filled in
 
-    def candidates(self, queue: str, ask: "Ask", rule: Within | Reclaim) -> list[Running]:
-        """Return who of a queue may be taken by the rule and uses what is contested."""
+    def waited_for(self, ask: Ask) -> list[Victim]:
+        """Return who goes anyway and uses what is contested: nobody has to allow that their room is taken then."""
+        return [
+            Victim(gang, Cause.QUEUE if gang.queue == ask.queue else Cause.RECLAIM)
+            for gang in self.going
+            if gang.uid not in self.taken and _uses(gang, ask.contested)
+        ]
+
+    def candidates(self, queue: str, ask: Ask, rule: Within | Reclaim) -> list[Running]:
+        """Return who of a queue may be taken by the rule, does not go anyway and uses what is contested."""
         if rule in {Within.NEVER, Reclaim.NEVER}:
             return []
         return [
             gang
             for gang in self.running.get(queue, ())
-            if gang.uid not in self.taken
+            if not gang.goes
+            and gang.uid not in self.taken
             and _uses(gang, ask.contested)
             and may_take(rule, gang, ask)
             and self._is_open(gang, ask)
@@ -204,21 +220,27 @@ def victim_order(gang: Running, queue: str) -> tuple[bool, bool, int, float, str
 class Trial:
     """Gangs taken out of the field for the time of a search."""
 
-    def __init__(self, world: Field, ask: Ask, *, borrowing: bool, counted: bool = False) -> None:
-        """Start with nobody gone. ``borrowing``: whether the newcomer may borrow in the end."""
+    def __init__(self, world: Field, ask: Ask, *, borrowing: bool, counted: bool = False, heed: bool = True) -> None:
+        """Start with nobody gone. ``borrowing``: whether the newcomer may borrow in the end.
+
+        ``heed``: nobody is taken beyond disruption budgets, also for a moment.
+        """
         self._world = world
         self._ask = ask
         self._home = world.tree.nodes[ask.queue]
         self._borrowing = borrowing and ask.borrows
         self.counted = counted  # the newcomer is counted in the tree
-        self._left = {} if world.blind else dict(world.budgets)
+        self._heed = heed and not world.blind
+        self._left = dict(world.budgets)
+        self.passed_over = False  # whether anybody was, for a disruption budget
         self.taken: dict[str, Victim] = {}
 
     def within_budgets(self, gang: Running) -> bool:
         """Tell whether disruption budgets allow to take the gang as well."""
-        if gang.evicting or self._world.blind or all(self._left.get(key, 0) >= pods for key, pods in gang.covered):
+        if gang.evicting or not self._heed or all(self._left.get(key, 0) >= pods for key, pods in gang.covered):
             return True
         self._world.shielded[gang.uid] = gang
+        self.passed_over = True
         return False
 
     def take(self, victim: Victim) -> None:
@@ -256,9 +278,11 @@ class Trial:
     def give_back(self, order: Sequence[Victim]) -> list[Victim]:
         """Give back, in this order, everybody without whom it fits, several at once where that goes well.
 
-        Return who is needed, in the order of taking.
+        Those go back first who are too many for a disruption budget. Return who is needed, in the order of taking, or
+        none if these are too many still.
         """
         all_taken = list(self.taken)
+        order = sorted(order, key=lambda victim: not self._too_many(victim.gang))
         at, size = 0, 1
         while at < len(order):
             some = order[at : at + size]
@@ -270,7 +294,14 @@ class Trial:
             for victim in some:
                 self.take(victim)
             at, size = (at + 1, 1) if len(some) == 1 else (at, len(some) // 2)
-        return [self.taken[uid] for uid in all_taken if uid in self.taken]
+        needed = [self.taken[uid] for uid in all_taken if uid in self.taken]
+        return [] if any(self._too_many(victim.gang) for victim in needed) else needed
+
+    def _too_many(self, gang: Running) -> bool:
+        """Tell whether a disruption budget that covers a gang does not allow all that are taken."""
+        if gang.evicting or self._world.blind:
+            return False
+        return any(self._left.get(key, 0) < 0 for key, _ in gang.covered)
 
     def _change(self, gang: Running, sign: int) -> None:
         world = self._world

@@ -4,7 +4,7 @@ A gang is taken back only where the quota of its own queue, or of one above it, 
 borrows within bounds it keeps. Whoever is on the way out anyway is counted as gone, and nobody is told to go twice.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -39,12 +39,8 @@ def evictions(snapshot: Snapshot, now: float) -> dict[str, Why]:
         return dict(islice(drained.items(), MAX_EVICTIONS))
     tree = snapshot.later.copy()
     # A promise that quotas no longer cover is given up by itself, before anybody has to go for it.
-    lost = {
-        gang.uid
-        for gangs in snapshot.running.values()
-        for gang in gangs
-        if gang.instead is not None and not tree.covers(gang.queue, gang.usage)
-    }
+    claims = [gang for gangs in snapshot.running.values() for gang in gangs if gang.instead is not None]
+    lost = given_up(tree, claims)
     leaving = lost | drained.keys()
     for gangs in _everybody(snapshot).values():
         for gang in gangs:
@@ -53,6 +49,24 @@ def evictions(snapshot: Snapshot, now: float) -> dict[str, Why]:
                 tree.remove(gang.queue, gang.usage)
     found = drained | _Search(tree, snapshot, leaving, budgets, now).run()
     return dict(islice(found.items(), MAX_EVICTIONS))
+
+
+def given_up(later: Tree, claims: Iterable[Running]) -> set[str]:
+    """Return the claims that quotas no longer cover, so that they do again: the lowest, and none that need not go.
+
+    ``later`` counts what will be there once all victims are gone, the claims among it; it is left as it is.
+    """
+    tree = later.copy()
+    lost: list[Running] = []
+    for claim in sorted(claims, key=lambda claim: victim_order(claim, claim.queue)):
+        if not tree.covers(claim.queue, claim.usage):
+            tree.remove(claim.queue, claim.usage)
+            lost.append(claim)
+    for claim in reversed(lost[:]):
+        if tree.fits(claim.queue, claim.usage):
+            tree.add(claim.queue, claim.usage)
+            lost.remove(claim)
+    return {claim.uid for claim in lost}
 
 
 def _everybody(snapshot: Snapshot) -> dict[str, list[Running]]:

@@ -16,8 +16,24 @@ from queuectl.model.policy import Amounts, Cause, Cell, Preemption, Reclaim
 
 
 def find_victims(world: Field, ask: Ask) -> list[Victim]:
-    """Return a set of victims none of whom is needless, or none when no allowed set makes the gang fit."""
-    return fair.by_share(world, ask) if world.fair else _by_priority(world, ask)
+    """Return a set of victims none of whom is needless, or none when no allowed set makes the gang fit.
+
+    Who goes anyway counts first, whatever the rules; if their room suffices, nobody else is taken.
+    """
+    going = Trial(world, ask, borrowing=True)
+    try:
+        for victim in world.waited_for(ask):
+            going.take(victim)
+        waited_for = list(reversed(going.taken.values()))
+        if not (waited_for and going.fits()):
+            found = fair.by_share(world, ask) if world.fair else _by_priority(world, ask)
+            if not found or not waited_for:
+                return found
+            for victim in found:
+                going.take(victim)
+        return going.give_back(waited_for)
+    finally:
+        going.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,32 +82,47 @@ def _search(
 ) -> list[Victim]:
     """Take gangs, or pieces of them, in order until it fits, and give back the last, or the dearest, first.
 
-    ``candidates``: by uid, those who may be taken.
+    ``candidates``: by uid, those who may be taken. If disruption budgets were spent on some who are of no use, so that
+    nothing is found, all are taken, and it is enough that budgets allow those who are needed.
     """
-    trial = Trial(world, ask, borrowing=borrowing)
+    for heed in (True, False):
+        trial = Trial(world, ask, borrowing=borrowing, heed=heed)
+        try:
+            if _take(world, trial, candidates, order, ask, borrowing=borrowing, often=not dearest_back):
+                taken = list(trial.taken.values())
+                return trial.give_back(world.dearest_first(taken) if dearest_back else taken[-2::-1])
+        finally:
+            trial.close()
+        if not trial.passed_over:
+            break
+    return []
+
+
+def _take(
+    world: Field,
+    trial: Trial,
+    candidates: Mapping[str, _Candidate],
+    order: Sequence[Running],
+    ask: Ask,
+    *,
+    borrowing: bool,
+    often: bool,
+) -> bool:
+    """Take gangs in order until it fits, and tell whether it does; ``often``: take no more than are needed for that."""
     untried, step = 0, 1
-    try:
-        for gang in order:
-            candidate = candidates[(gang.of or gang).uid]
-            if not _still_allowed(world.tree, ask, candidate, borrowing=borrowing):
-                continue
-            if not trial.within_budgets(gang):
-                continue
-            trial.take(Victim(gang, candidate.cause))
-            untried += 1
-            if untried < step or not trial.fits_quota():
-                continue
-            if world.beside.fits():
-                break
-            # Who is taken too many is given back, so that it need not be looked at after each of them.
-            untried, step = 0, 2 * step if dearest_back else 1
-        else:
-            if not untried or not trial.fits():
-                return []
-        taken = list(trial.taken.values())
-        return trial.give_back(world.dearest_first(taken) if dearest_back else taken[-2::-1])
-    finally:
-        trial.close()
+    for gang in order:
+        candidate = candidates[(gang.of or gang).uid]
+        if not _still_allowed(world.tree, ask, candidate, borrowing=borrowing) or not trial.within_budgets(gang):
+            continue
+        trial.take(Victim(gang, candidate.cause))
+        untried += 1
+        if untried < step or not trial.fits_quota():
+            continue
+        if world.beside.fits():
+            return True
+        # Who is taken too many is given back, so that it need not be looked at after each of them.
+        untried, step = 0, 1 if often else 2 * step
+    return untried > 0 and trial.fits()
 
 
 def _still_allowed(tree: Tree, ask: Ask, candidate: _Candidate, *, borrowing: bool) -> bool:
