@@ -8,15 +8,14 @@ from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Running
 from queuectl.core.takeback import given_up
 from queuectl.core.tree import Tree
-from queuectl.model.lifecycle import Attempt, AttemptState, Workload
+from queuectl.model.lifecycle import Attempt, AttemptState, Outcome, Workload
 from queuectl.model.objects import Queue
 from queuectl.model.plan import Placement, Portion
 from queuectl.model.policy import Amounts, Cell
 from queuectl.model.reasons import Reason
 from queuectl.model.resources import is_gpu
 
-# Whoever loses what it had for one of these is planned anew as soon as it is gone, unless it has to back off.
-_AGAIN = {Reason.SPEC_CHANGED, Reason.PLACE_LOST, Reason.NODE_LOST}
+_STAYS_OUT = {Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED, Reason.MISCONFIGURED}  # for as long as nobody edits it
 
 
 class Holdings:
@@ -190,7 +189,7 @@ class Holdings:
             ready_at=attempt.running_at,
             saved_at=attempt.saved_at,
             preemptions=workload.preemptions,
-            again=attempt.end is not None and attempt.end.why.reason in _AGAIN and not attempt.end.not_before,
+            returns=_returns(attempt),
         )
 
     def _instead(self, claim: Running, workloads: Mapping[str, Workload]) -> tuple[Running, ...]:
@@ -247,6 +246,12 @@ class Holdings:
                 tree.grow(queue)
             (tree.add if sign > 0 else tree.remove)(queue, amounts)
         self._moved(queue)
+
+
+def _returns(attempt: Attempt) -> bool:
+    """Tell whether one that is on its way out may soon have the same room again, as far as it goes by that."""
+    end = attempt.end
+    return end is not None and end.outcome is Outcome.REQUEUE and end.why.reason not in _STAYS_OUT
 
 
 def _size(attempt: Attempt) -> tuple[int, int]:

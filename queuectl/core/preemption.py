@@ -42,12 +42,12 @@ class Running:
     gives_up: bool = False  # the piece that it can give up: its work goes on without it
     # Of one that is only promised its room: who is there in its stead, its victims and what is kept free for it.
     instead: "tuple[Running, ...] | None" = field(default=None, compare=False)
-    again: bool = False  # it is on its way out, and in line again at once
+    returns: bool = False  # once it is gone it stands in line again
 
     @property
     def goes(self) -> bool:
-        """Tell whether its room is anybody's: it is on its way out, and does not come back for it at once."""
-        return self.evicting and self.instead is None and not self.again
+        """Tell whether it is on its way out, and nobody has claimed its room."""
+        return self.evicting and self.instead is None
 
     @property
     def works_since(self) -> float | None:
@@ -142,11 +142,11 @@ class Field:
     shielded: dict[str, Running] = field(default_factory=dict)  # who was passed over for a shield, filled in
 
     def waited_for(self, ask: Ask) -> list[Victim]:
-        """Return who goes anyway and uses what is contested: nobody has to allow that their room is taken then."""
+        """Return who goes anyway and uses what is contested: no rule has to allow that their room is taken then."""
         return [
             Victim(gang, Cause.QUEUE if gang.queue == ask.queue else Cause.RECLAIM)
             for gang in self.going
-            if gang.uid not in self.taken and _uses(gang, ask.contested)
+            if gang.uid not in self.taken and _uses(gang, ask.contested) and _leaves_it_to(gang, ask)
         ]
 
     def candidates(self, queue: str, ask: Ask, rule: Within | Reclaim) -> list[Running]:
@@ -156,7 +156,7 @@ class Field:
         return [
             gang
             for gang in self.running.get(queue, ())
-            if not gang.goes
+            if not (gang.goes and _leaves_it_to(gang, ask))
             and gang.uid not in self.taken
             and _uses(gang, ask.contested)
             and may_take(rule, gang, ask)
@@ -310,6 +310,11 @@ class Trial:
         if not gang.evicting:
             for key, pods in gang.covered:
                 self._left[key] = self._left.get(key, 0) + sign * pods
+
+
+def _leaves_it_to(gang: Running, ask: Ask) -> bool:
+    """Tell whether one that goes does not want its room again, or stands behind the newcomer in line then."""
+    return not gang.returns or (-gang.priority, gang.submitted_at) > (-ask.priority, ask.submitted_at)
 
 
 def may_take(rule: Within | Reclaim, gang: Running, ask: Ask) -> bool:

@@ -1,11 +1,17 @@
 """Who is on its way out anyway: its room is waited for, whatever the rules of preemption say, before anybody goes."""
 
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from queuectl.model.policy import VictimChoice
 from queuectl.simulate.clockwork import PREEMPTED, Run, run
 from queuectl.simulate.form import GPU, read
+from tests.support.victims import Case, draw, fair
 
 MINE = {"flavor": "default", "resource": GPU, "nominal": 8}
 
@@ -106,3 +112,38 @@ def test_the_room_of_one_that_is_in_line_again_at_once_is_not_taken_from_it_by_w
     result = play(moves, after, nodes=nodes, queues=[queue], events=events)
     assert evicted(result) == []
     assert [entry.at for entry in result.of("Running") if entry.job == "moves"] == [0, 40]
+
+
+def test_who_failed_and_tries_again_once_it_is_gone_leaves_its_room_only_to_those_before_it() -> None:
+    after = {"name": "after", "at": 20, "gpus": 4}
+    before = {"name": "before", "at": 20, "gpus": 4, "priority": 10}
+    failed = {**LEAVES, "gpus": 4}
+    fails = [{"at": 10, "fail": "leaves"}]
+    result = play(failed, after, events=fails)
+    assert evicted(result) == []
+    assert [entry.at for entry in result.of("Running") if entry.job == "leaves"] == [0, 40]
+    result = play(failed, before, events=fails)
+    assert evicted(result) == []
+    assert started(result, "before") == 40
+
+
+def some_leave(case: Case, dice: random.Random) -> Case:
+    running = {
+        queue: [replace(gang, evicting=dice.random() < 0.4) for gang in gangs]
+        for queue, gangs in case.snapshot.running.items()
+    }
+    return replace(case, snapshot=replace(case.snapshot, running=running))
+
+
+@given(st.integers(0, 10**9), st.booleans(), st.sampled_from(VictimChoice))
+def test_nobody_goes_in_vain(seed: int, by_shares: bool, choice: VictimChoice) -> None:  # noqa: FBT001
+    dice = random.Random(seed)
+    case = some_leave(draw(dice), dice)
+    case = fair(case) if by_shares else case
+    going, victims = case.snapshot.going, case.victims(choice)
+    if case.makes_room(going, at_home=False) and not case.makes_room([]):
+        assert victims
+        assert all(one.evicting for one in victims)
+    evicted = [one for one in victims if not one.evicting]
+    for one in evicted if not (by_shares or case.at_home) else ():
+        assert not case.makes_room(going + [other for other in evicted if other is not one], at_home=False)
