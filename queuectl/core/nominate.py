@@ -230,6 +230,8 @@ class _Search:
 
     def _try_preemption(self, cell: Cell, amount: int, may: bool) -> Way:  # noqa: FBT001
         """Tell how an amount could be had if others were gone, nodes aside; ``may``: not only those who go anyway."""
+        if not may and not self.snapshot.going:
+            return Way(Mode.NOBODY)
         field = self._field()
         victims = find_victims(field, self._ask({cell: amount}, frozenset({cell}), preempts=may))
         self._mind(field)
