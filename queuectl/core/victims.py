@@ -4,14 +4,13 @@ Take candidates in order until the gang fits, then give back every one without w
 one gang against one tree, and leave it as they found it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from queuectl.core import fair
 from queuectl.core.least_lost import cheapest
 from queuectl.core.preemption import Ask, Field, Running, Trial, Victim, victim_order
-from queuectl.core.tree import Node, Tree
+from queuectl.core.tree import Node
 from queuectl.model.policy import Amounts, Cause, Cell, Preemption, Reclaim
 
 
@@ -60,83 +59,80 @@ def _by_priority(world: Field, ask: Ask) -> list[Victim]:
         searches = [False, True]
     else:
         searches = [True, False]
+    by_uid = {c.gang.uid: c for c in candidates}
     for borrowing in searches:
-        search = partial(_search, world, ask, {c.gang.uid: c for c in candidates}, borrowing=borrowing)
+        one = _Search(world, ask, by_uid, borrowing)
         gangs = [c.gang for c in candidates]
-        victims = cheapest(
-            world, ask, gangs, peers=search, search=partial(search, dearest_back=True), borrowing=borrowing
-        )
+        victims = cheapest(world, ask, gangs, peers=one.last_back, search=one.dearest_back, borrowing=borrowing)
         if victims:
             return victims
     return []
 
 
-def _search(
-    world: Field,
-    ask: Ask,
-    candidates: Mapping[str, _Candidate],
-    order: Sequence[Running],
-    *,
-    borrowing: bool,
-    dearest_back: bool = False,
-) -> list[Victim]:
-    """Take gangs, or pieces of them, in order until it fits, and give back the last, or the dearest, first.
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Takes gangs, or pieces of them, in the given order until the newcomer fits, and gives back who is not needed.
 
-    ``candidates``: by uid, those who may be taken. If disruption budgets were spent on some who are of no use, so that
-    nothing is found, all are taken, and it is enough that budgets allow those who are needed.
+    If disruption budgets were spent on some who are of no use, so that nothing is found, all are taken, and it is enough
+    that budgets allow those who are needed.
     """
-    for heed in (True, False):
-        trial = Trial(world, ask, borrowing=borrowing, heed=heed)
-        try:
-            if _take(world, trial, candidates, order, ask, borrowing=borrowing, often=not dearest_back):
-                taken = list(trial.taken.values())
-                return trial.give_back(world.dearest_first(taken) if dearest_back else taken[-2::-1])
-        finally:
-            trial.close()
-        if not trial.passed_over:
-            break
-    return []
 
+    world: Field
+    ask: Ask
+    candidates: Mapping[str, _Candidate]  # by uid
+    borrowing: bool
 
-def _take(
-    world: Field,
-    trial: Trial,
-    candidates: Mapping[str, _Candidate],
-    order: Sequence[Running],
-    ask: Ask,
-    *,
-    borrowing: bool,
-    often: bool,
-) -> bool:
-    """Take gangs in order until it fits, and tell whether it does; ``often``: take no more than are needed for that."""
-    untried, step = 0, 1
-    for gang in order:
-        candidate = candidates[(gang.of or gang).uid]
-        if not _still_allowed(world.tree, ask, candidate, borrowing=borrowing) or not trial.within_budgets(gang):
-            continue
-        trial.take(Victim(gang, candidate.cause))
-        untried += 1
-        if untried < step or not trial.fits_quota():
-            continue
-        if world.beside.fits():
+    def last_back(self, order: Sequence[Running]) -> list[Victim]:
+        """Return the victims, or none; the last are given back first."""
+        return self._run(order, lambda taken: taken[-2::-1], most=1)
+
+    def dearest_back(self, order: Sequence[Running]) -> list[Victim]:
+        """Return the victims, or none; the dearest are given back first."""
+        return self._run(order, self.world.dearest_first, most=len(order))
+
+    def _run(
+        self, order: Sequence[Running], back: Callable[[list[Victim]], list[Victim]], *, most: int
+    ) -> list[Victim]:
+        for heed in (True, False):
+            trial = Trial(self.world, self.ask, borrowing=self.borrowing, heed=heed)
+            try:
+                if self._take(trial, order, most):
+                    return trial.give_back(back(list(trial.taken.values())))
+            finally:
+                trial.close()
+            if not trial.passed_over:
+                break
+        return []
+
+    def _take(self, trial: Trial, order: Sequence[Running], most: int) -> bool:
+        """Take gangs until it fits, and tell whether it does; ``most``: how many before that is looked at again."""
+        untried, step = 0, 1
+        for gang in order:
+            candidate = self.candidates[(gang.of or gang).uid]
+            if not self._still_allowed(candidate) or not trial.within_budgets(gang):
+                continue
+            trial.take(Victim(gang, candidate.cause))
+            untried += 1
+            if untried < step or not trial.fits_quota():
+                continue
+            if self.world.beside.fits():
+                return True
+            # Who is taken too many is given back, so that it need not be looked at after each of them.
+            untried, step = 0, min(most, 2 * step)
+        return untried > 0 and trial.fits()
+
+    def _still_allowed(self, candidate: _Candidate) -> bool:
+        """Tell whether the candidate may be taken now that others are gone."""
+        if candidate.gang.queue == self.ask.queue:
             return True
-        # Who is taken too many is given back, so that it need not be looked at after each of them.
-        untried, step = 0, 1 if often else 2 * step
-    return untried > 0 and trial.fits()
-
-
-def _still_allowed(tree: Tree, ask: Ask, candidate: _Candidate, *, borrowing: bool) -> bool:
-    """Tell whether the candidate may be taken now that others are gone."""
-    if candidate.gang.queue == ask.queue:
-        return True
-    if borrowing and candidate.only_at_home:
-        return False
-    node: Node | None = tree.nodes[candidate.gang.queue]
-    while node is not None and node is not candidate.meet:
-        if node.within(ask.contested):
+        if self.borrowing and candidate.only_at_home:
             return False
-        node = node.parent
-    return True
+        node: Node | None = self.world.tree.nodes[candidate.gang.queue]
+        while node is not None and node is not candidate.meet:
+            if node.within(self.ask.contested):
+                return False
+            node = node.parent
+        return True
 
 
 def _others(world: Field, ask: Ask) -> tuple[list[_Candidate], list[_Candidate]]:
