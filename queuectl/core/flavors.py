@@ -45,7 +45,7 @@ def _rank(choice: FlavorChoice, way: Way) -> tuple[int, int, int]:
 
 def _goes_on(choice: FlavorChoice, way: Way) -> bool:
     """Tell whether later flavors are to be tried as well."""
-    if way.mode in {Mode.NEVER, Mode.NOBODY}:
+    if way.mode in {Mode.NEVER, Mode.NOBODY, Mode.WAIT}:
         return True
     if way.mode is not Mode.FIT and choice.when_can_preempt is Stop.NEXT:
         return True

@@ -89,6 +89,19 @@ def test_in_another_flavor_too() -> None:
     assert started(result, "wish") == 40
 
 
+def test_a_flavor_that_is_free_now_goes_before_one_that_will_be() -> None:
+    flavors = [{"name": f, "nodeLabels": {"f": f}} for f in ("one", "two")]
+    nodes = [{"name": f, "gpus": 4, "labels": {"f": f}} for f in ("one", "two")]
+    queue = {
+        "name": "q",
+        "preemption": {"withinQueue": "LowerPriority"},
+        "flavorChoice": {"whenCanPreempt": "Stop"},
+        "quotas": [{**MINE, "flavor": f, "nominal": 4} for f in ("one", "two")],
+    }
+    result = play(LEAVES, WISH, nodes=nodes, flavors=flavors, queues=[queue], events=[{"at": 10, "delete": "leaves"}])
+    assert started(result, "wish") == 20
+
+
 def test_it_counts_first_when_somebody_must_go_as_well() -> None:
     lows = [{"name": "low-0", "gpus": 2}, {"name": "low-1", "gpus": 2}]
     result = play(*lows, LEAVES, {**WISH, "gpus": 6}, events=[{"at": 10, "delete": "leaves"}])
