@@ -6,12 +6,16 @@ from dataclasses import replace
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Running
+from queuectl.core.takeback import given_up
 from queuectl.core.tree import Tree
-from queuectl.model.lifecycle import Attempt, AttemptState, Workload
+from queuectl.model.lifecycle import Attempt, AttemptState, Outcome, Workload
 from queuectl.model.objects import Queue
 from queuectl.model.plan import Placement, Portion
 from queuectl.model.policy import Amounts, Cell
+from queuectl.model.reasons import Reason
 from queuectl.model.resources import is_gpu
+
+_STAYS_OUT = {Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED, Reason.MISCONFIGURED}  # for as long as nobody edits it
 
 
 class Holdings:
@@ -96,10 +100,12 @@ class Holdings:
             self._change(queue, attempt.leaving, -1, now=True, later=False)
         self._set_idle_of_claimers(attempt)
 
-    def keeps(self, uid: str) -> bool:
+    def keeps(self, uid: str, workloads: Mapping[str, Workload]) -> bool:
         """Tell whether quotas will hold what is promised to a workload's attempt, once all victims are gone."""
         queue, attempt = self._held[uid]
-        return self.later.covers(queue, attempt.quota)
+        if self.later.covers(queue, attempt.quota):
+            return True
+        return uid not in given_up(self.later, (self._running(claim, workloads) for claim in self.claims))
 
     def running(
         self,
@@ -129,9 +135,10 @@ class Holdings:
                 )
             if attempt.holds:
                 self._candidates[uid] = candidate
-            elif attempt.state is AttemptState.CLAIMED and not self._waits_for_parts(uid):
+            elif attempt.state is AttemptState.CLAIMED:
                 # Made anew each time: its victims go one by one.
-                candidate = replace(candidate, instead=self._instead(candidate, workloads))
+                free = candidate.preemptible and not self._waits_for_parts(uid)
+                candidate = replace(candidate, preemptible=free, instead=self._instead(candidate, workloads))
             else:
                 continue
             result.setdefault(queue, []).append(candidate)
@@ -201,6 +208,7 @@ class Holdings:
             ready_at=attempt.running_at,
             saved_at=attempt.saved_at,
             preemptions=workload.preemptions,
+            returns=_returns(attempt),
         )
 
     def _instead(self, claim: Running, workloads: Mapping[str, Workload]) -> tuple[Running, ...]:
@@ -257,6 +265,12 @@ class Holdings:
                 tree.grow(queue)
             (tree.add if sign > 0 else tree.remove)(queue, amounts)
         self._moved(queue)
+
+
+def _returns(attempt: Attempt) -> bool:
+    """Tell whether one that is on its way out may soon have the same room again, as far as it goes by that."""
+    end = attempt.end
+    return end is not None and end.outcome is Outcome.REQUEUE and end.why.reason not in _STAYS_OUT
 
 
 def _size(attempt: Attempt) -> tuple[int, int]:

@@ -4,7 +4,7 @@ The engine carries it out against Postgres and the API server, the simulator in 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from queuectl.control.world import World
 from queuectl.core.cycle import plan
@@ -99,7 +99,7 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
         evictions=[_taken_back(uid, world.attempts[uid].number, back) for uid, back in decided.evictions],
         admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
         preemptions=[
-            (preempt, world.jobs[preempt.admission.uid].generation, _leaves(world, preempt, dict(decided.evictions)))
+            (preempt, world.jobs[preempt.admission.uid].generation, _leaves(world, preempt))
             for preempt in decided.preemptions
         ],
         ancestors=world.holdings.ancestors({world.workloads[admission.uid].queue for admission in starting}),
@@ -136,12 +136,10 @@ def _taken_back(uid: str, attempt: int, back: TakeBack) -> Move:
     return Move(uid, attempt, AttemptState.SHRINKING, shrink=Shrink(back.why, back.part))
 
 
-def _leaves(world: World, preempt: Preempt, evicted: Collection[str]) -> dict[str, Leave]:
+def _leaves(world: World, preempt: Preempt) -> dict[str, Leave]:
     winner = world.workloads[preempt.admission.uid]
     facts = {"job": f"{winner.namespace}/{winner.name}", "queue": winner.queue, "priority": winner.priority}
-    # Who goes whole anyway, for another reason, gives up no part before that.
-    victims = [replace(v, part=None) if v.uid in evicted else v for v in preempt.victims]
-    return {victim.uid: _leave(world, victim, facts) for victim in victims}
+    return {victim.uid: _leave(world, victim, facts) for victim in preempt.victims}
 
 
 def _leave(world: World, victim: Eviction, by: Mapping[str, object]) -> Leave:

@@ -404,7 +404,7 @@ class World:
             pods=self._pods_of(attempt),
             places=self._places(attempt),
             victims=[victim for victim, _ in attempt.victims],
-            kept=attempt.holds or self._replant or self.holdings.keeps(uid),
+            kept=attempt.holds or self._replant or self.holdings.keeps(uid, self.workloads),
             now=now,
             back_off=self._back_off,
         )

@@ -83,7 +83,9 @@ class _Cycle:
                 self.walks[queue] = line.walk()
                 self._advance(queue)
         while self.heads:
-            head = self.heads.pop()
+            head = self._look_again(self.heads.pop())
+            if head is None:
+                continue
             self._settle(head)
             if not self.snapshot.policy.one_head:
                 self._advance(head.entry.gang.queue)
@@ -153,15 +155,26 @@ class _Cycle:
             self.wakes.append(wake_at)
         self._tell(gang, wait)
 
+    def _look_again(self, head: _Head) -> _Head | None:
+        """Return the head as it can be had now; None for one whose turn that changes, and that stands in line again."""
+        entry = head.entry
+        # Who may be taken, and who is needed, is another matter once others have been settled.
+        stale = head.settled != self._settled and entry.wait is None and (entry.victims or not self._still(entry))
+        if not stale or self.snapshot.policy.one_head:
+            return head
+        now = nominate(self.snapshot, self.taken, entry.gang, self.now)
+        again = _Head(now, head.group, self._settled)
+        alike = (entry_key(now), now.assignment.usage) == (entry_key(entry), entry.assignment.usage)
+        if now.wait is not None or alike:
+            return again
+        self.heads.push(again)
+        return None
+
     def _settle(self, head: _Head) -> None:
         entry, gang = head.entry, head.entry.gang
-        # Who may be taken, and who is needed, is another matter once others have been settled.
-        stale = bool(entry.victims) and head.settled != self._settled and not self.snapshot.policy.one_head
-        if entry.wait is None and (stale or not self._still(entry)):
-            if self.snapshot.policy.one_head:
-                self._tell(gang, why(Reason.PENDING))
-                return
-            entry = nominate(self.snapshot, self.taken, gang, self.now)
+        if self.snapshot.policy.one_head and entry.wait is None and not self._still(entry):
+            self._tell(gang, why(Reason.PENDING))
+            return
         if entry.wait is not None:
             self._fail(gang, head.group, entry.wait, entry.wake_at)
             self._keep_for(entry)
@@ -236,7 +249,7 @@ class _Cycle:
     def _keep_for(self, entry: Entry) -> None:
         """Let nobody borrow away in this cycle what a head that found no victims could have of its own."""
         rules = self.snapshot.queues[entry.gang.queue].preemption
-        blocked = entry.assignment.mode in {Mode.NOBODY, Mode.PREEMPT, Mode.RECLAIM}
+        blocked = entry.assignment.mode not in {Mode.NEVER, Mode.FIT}
         if not self.snapshot.policy.one_head or not blocked or rules.reclaim is Reclaim.ANY:
             return
         node = self.snapshot.later.nodes[entry.gang.queue]

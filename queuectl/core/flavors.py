@@ -19,7 +19,8 @@ class Mode(IntEnum):
     NOBODY = 1  # somebody would have to give way, and nobody may be taken
     PREEMPT = 2  # somebody of the own queue gives way
     RECLAIM = 3  # only others' borrowed room is taken back
-    FIT = 4
+    WAIT = 4  # those who have it are on their way out anyway
+    FIT = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def _rank(choice: FlavorChoice, way: Way) -> tuple[int, int, int]:
 
 def _goes_on(choice: FlavorChoice, way: Way) -> bool:
     """Tell whether later flavors are to be tried as well."""
-    if way.mode in {Mode.NEVER, Mode.NOBODY}:
+    if way.mode in {Mode.NEVER, Mode.NOBODY, Mode.WAIT}:
         return True
     if way.mode is not Mode.FIT and choice.when_can_preempt is Stop.NEXT:
         return True
@@ -109,14 +110,15 @@ def assign(
     wanted: Sequence[Wanted],
     *,
     suits: Callable[[Wanted, str], bool],
-    try_preemption: Callable[[Cell, int], Way],
+    try_preemption: Callable[[Cell, int, bool], Way],
     may_preempt_and_borrow: bool,
     may_borrow: bool,
 ) -> Assignment:
     """Choose flavors for all roles.
 
     ``suits(wanted, flavor)`` tells whether these pods may run on the flavor's nodes at all;
-    ``try_preemption(cell, amount)`` how that amount could be had if somebody gave way.
+    ``try_preemption(cell, amount, may)`` how that amount could be had once those who leave anyway are gone or, if it
+    ``may`` be had so, others gave way.
     """
     result = Assignment()
     for part in wanted:
@@ -158,7 +160,7 @@ def _best(
     used: Mapping[Cell, int],
     *,
     suits: Callable[[Wanted, str], bool],
-    try_preemption: Callable[[Cell, int], Way],
+    try_preemption: Callable[[Cell, int, bool], Way],
     may_preempt_and_borrow: bool,
     may_borrow: bool,
 ) -> tuple[str, dict[str, Way]] | None:
@@ -194,17 +196,17 @@ def _way(
     cell: Cell,
     amount: int,
     *,
-    try_preemption: Callable[[Cell, int], Way],
+    try_preemption: Callable[[Cell, int, bool], Way],
     may_preempt_and_borrow: bool,
     may_borrow: bool,
 ) -> Way:
     if amount > node.capacity(cell) or (not may_borrow and amount > node.quota(cell).nominal):
         return Way(Mode.NEVER)
     if not may_borrow and node.borrows_with(cell, amount):
-        return try_preemption(cell, amount)
+        return try_preemption(cell, amount, True)  # noqa: FBT003
     height, smaller = height_that_fits(node, cell, amount)
     if amount <= node.available(cell):
         return Way(Mode.FIT, height)
-    if amount <= node.quota(cell).nominal or smaller or may_preempt_and_borrow:
-        return try_preemption(cell, amount)
-    return Way(Mode.NEVER, height)
+    may = amount <= node.quota(cell).nominal or smaller or may_preempt_and_borrow
+    way = try_preemption(cell, amount, may)
+    return way if may or way.mode is Mode.WAIT else Way(Mode.NEVER, height)

@@ -68,18 +68,17 @@ class Freed:
             return False
         return self._only_counts or fit.holds(self._fleet, self._room, self._roles, self._flavors, self._together)
 
-    def cheapest_first(self, gangs: Sequence[Running], price: Callable[[Running], Work]) -> list[Running]:
-        """Order gangs so that those come first who together leave another place for a pod at the lowest price.
+    def cheapest(self, gangs: Sequence[Running], price: Callable[[Running], Work]) -> list[Running]:
+        """Return those who leave the missing places for pods, one place after the other at the lowest price each.
 
         A place is one of the largest role. What a gang leaves on other nodes, and that it costs nothing there any
-        more, counts from then on. Those who are not needed for any place come last, in the given order.
+        more, counts from then on.
         """
         if self._fleet is None or self._wanted is None:
-            return list(gangs)
+            return []
         parts = {gang.uid: self._parts_of(gang) for gang in gangs}
         places = _Places(self._room.matrix(), self._may, self._wanted, gangs, parts=parts, price=price)
-        first = places.cheapest(self._role.pods - self._total)
-        return [*first.values(), *(gang for gang in gangs if gang.uid not in first)]
+        return places.cheapest(self._role.pods - self._total)
 
     def _change(self, gang: Running, sign: int) -> None:
         for row, columns, amounts in self._parts_of(gang):
@@ -125,7 +124,7 @@ class _Places:
             for row in sorted({row for row, _, _ in parts[gang.uid] if may[row]}):
                 self._on.setdefault(row, []).append(gang)
 
-    def cheapest(self, missing: int) -> dict[str, Running]:
+    def cheapest(self, missing: int) -> list[Running]:
         """Return who leaves so many places for pods, in order; fewer if there are not so many."""
         offers = {row: offer for row in self._on for offer in [self._offer(row)] if offer}
         heap = [(offer[0], row) for row, offer in offers.items()]
@@ -134,15 +133,18 @@ class _Places:
             cost, row = heapq.heappop(heap)
             if row not in offers or offers[row][0] != cost:
                 continue  # there has been another offer since
-            _, gained, some = offers[row]
-            missing -= gained
-            for at in self._remove(some, row):
+            some = offers[row][2]
+            touched = self._touched(some)
+            before = sum(map(self._pods, touched))
+            self._remove(some)
+            missing -= sum(map(self._pods, touched)) - before
+            for at in touched:
                 offer = self._offer(at)
                 offers.pop(at, None)
                 if offer is not None:
                     offers[at] = offer
                     heapq.heappush(heap, (offer[0], at))
-        return self._gone
+        return list(self._gone.values())
 
     def _offer(self, row: int) -> tuple[Work, int, list[Running]] | None:
         """Return the price per pod of further pods on the node, how many, and who has to go for them."""
@@ -163,15 +165,15 @@ class _Places:
         self._free[row] = kept
         return (Work(*(part // gained for part in cost)), gained, some) if gained > 0 else None
 
-    def _remove(self, gangs: Sequence[Running], row: int) -> list[int]:
-        """Let gangs go, and return the rows where that changes something."""
-        touched = {row}
+    def _touched(self, gangs: Sequence[Running]) -> list[int]:
+        """Return the rows of interest where these gangs are."""
+        return sorted({row for gang in gangs for row, _, _ in self._parts[gang.uid]} & self._on.keys())
+
+    def _remove(self, gangs: Sequence[Running]) -> None:
         for gang in gangs:
             self._gone[gang.uid] = gang
-            for at, columns, amounts in self._parts[gang.uid]:
-                self._free[at, columns] += amounts
-                touched.add(at)
-        return sorted(touched & self._on.keys())
+            for row, columns, amounts in self._parts[gang.uid]:
+                self._free[row, columns] += amounts
 
     def _pods(self, row: int) -> int:
         return pods_in(self._free[row], self._wanted)

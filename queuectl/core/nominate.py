@@ -9,9 +9,10 @@ from queuectl.core import fit
 from queuectl.core.explain import short_of_quota, waiting_for_others
 from queuectl.core.flavors import Assignment, Group, Mode, Wanted, Way, assign, groups_of
 from queuectl.core.freed import Freed
-from queuectl.core.preemption import Ask, Beside, Field, Running, Victim, find_victims
+from queuectl.core.preemption import Ask, Beside, Field, Running, Victim
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import height_that_fits
+from queuectl.core.victims import find_victims
 from queuectl.model.objects import NODE_LEVEL, Flavor, Gang, Queue, Role
 from queuectl.model.plan import Admission, Placement
 from queuectl.model.policy import Cell, Within
@@ -192,18 +193,33 @@ class _Search:
         yield from (one for one, wait in shorts if wait.reason is Reason.WAITING_FOR_NODES)
 
     def _preempting(self, roles: tuple[Role, ...], tried: Iterable[Assignment]) -> Entry | None:
-        """Return the first that can be had by preemption, now or, if only time keeps it from that, later."""
+        """Return the first that can be had by preemption, now or, if only time keeps it from that, later.
+
+        Nobody gives way where the room of those who go anyway suffices, whatever the flavor.
+        """
+        if self.snapshot.going:
+            tried = list(tried)
+            for one in tried:
+                entry = self._with_victims(roles, one, self._victims(roles, one, preempts=False)[0])
+                if entry is not None:
+                    return entry
         later: Entry | None = None
         for one in tried:
             victims, shielded = self._victims(roles, one)
-            placed = self._place(roles, one, [victim.gang for victim in victims]) if victims else None
-            if placed is not None and not isinstance(placed, fit.Short):
-                return Entry(self.gang, roles, one, placed, tuple(victims))
+            entry = self._with_victims(roles, one, victims)
+            if entry is not None:
+                return entry
             kept = self._shielded_why(roles, one, shielded) if later is None else None
             if kept is not None:
                 self.wakes |= {kept[1]} if kept[1] is not None else set()
                 later = Entry(self.gang, roles, one, wait=kept[0])
         return later and replace(later, wake_at=min(self.wakes, default=None))
+
+    def _with_victims(self, roles: tuple[Role, ...], one: Assignment, victims: Sequence[Victim]) -> Entry | None:
+        placed = self._place(roles, one, [victim.gang for victim in victims]) if victims else None
+        if placed is None or isinstance(placed, fit.Short):
+            return None
+        return Entry(self.gang, roles, one, placed, tuple(victims))
 
     def _assign(self, roles: Sequence[Role], excluded: Collection[tuple[str, str]]) -> Assignment:
         rules = self.queue.preemption
@@ -238,27 +254,31 @@ class _Search:
         of_model = not (with_gpu and self.gang.gpu_models) or known.gpu_model in self.gang.gpu_models
         return of_model and not unpromised(self.gang, wanted.roles, known)
 
-    def _try_preemption(self, cell: Cell, amount: int) -> Way:
-        """Tell how an amount could be had if somebody gave way, nodes aside."""
+    def _try_preemption(self, cell: Cell, amount: int, may: bool) -> Way:  # noqa: FBT001
+        """Tell how an amount could be had if others were gone, nodes aside; ``may``: not only those who go anyway."""
+        if not may and not self.snapshot.going:
+            return Way(Mode.NOBODY)
         field = self._field()
-        victims = find_victims(field, self._ask({cell: amount}, frozenset({cell})))
+        victims = find_victims(field, self._ask({cell: amount}, frozenset({cell}), preempts=may))
         self._mind(field)
         if not victims:
             return Way(Mode.NOBODY, height_that_fits(self.node, cell, amount)[0])
         with field.without([victim.gang for victim in victims]):
             height = height_that_fits(self.node, cell, amount)[0]
+        if all(victim.gang.goes for victim in victims):
+            return Way(Mode.WAIT, height)
         at_home = any(victim.gang.queue == self.gang.queue for victim in victims)
         return Way(Mode.PREEMPT if at_home else Mode.RECLAIM, height)
 
     def _victims(
-        self, roles: Sequence[Role], assignment: Assignment, *, blind: bool = False
+        self, roles: Sequence[Role], assignment: Assignment, *, blind: bool = False, preempts: bool = True
     ) -> tuple[list[Victim], dict[str, Running]]:
         """Return victims, and who was passed over for a shield."""
         contested = frozenset(assignment.contested or assignment.usage)
         flavors, together = self._flavors(roles, assignment), self.gang.together
         beside = Freed(self.snapshot, self.gang.queue, assignment.usage, roles, flavors=flavors, together=together)
         field = self._field(beside, blind=blind)
-        victims = find_victims(field, self._ask(assignment.usage, contested))
+        victims = find_victims(field, self._ask(assignment.usage, contested, preempts=preempts))
         self._mind(field)
         return victims, field.shielded
 
@@ -300,6 +320,7 @@ class _Search:
             running=self.snapshot.running,
             rules=self.snapshot.rules,
             fair=self.snapshot.policy.fair_sharing,
+            going=self.snapshot.going,
             taken=self.taken,
             now=self.now,
             budgets=self.snapshot.budgets,
@@ -308,11 +329,11 @@ class _Search:
         )
         return field if beside is None else replace(field, beside=beside)
 
-    def _ask(self, usage: Mapping[Cell, int], contested: frozenset[Cell]) -> Ask:
+    def _ask(self, usage: Mapping[Cell, int], contested: frozenset[Cell], *, preempts: bool = True) -> Ask:
         gang = self.gang
         return Ask(
             gang.queue, gang.priority, gang.submitted_at, usage, contested, borrows=gang.preemptible,
-            preempts=gang.preempts and patient_until(gang, self.queue) <= self.now,
+            preempts=preempts and gang.preempts and patient_until(gang, self.queue) <= self.now,
         )  # fmt: skip
 
     def _now(self, roles: Sequence[Role], assignment: Assignment) -> "tuple[Placement, ...] | _Hindrance":

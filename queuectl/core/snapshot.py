@@ -59,6 +59,11 @@ class Snapshot:
         """Each queue's rules of preemption."""
         return {name: queue.preemption for name, queue in self.queues.items()}
 
+    @cached_property
+    def going(self) -> list[Running]:
+        """Those of the running who are on their way out anyway."""
+        return [gang for gangs in self.running.values() for gang in gangs if gang.goes]
+
     def leaving(self, back: Mapping[str, TakeBack]) -> Self:
         """Return a copy with these workloads on their way out, or with the parts that they give up."""
         view = self.copy()

@@ -5,7 +5,7 @@ borrows within bounds it keeps. Whoever is on the way out anyway is counted as g
 Elastic gangs first give up pods that they can do without.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -39,12 +39,8 @@ def evictions(snapshot: Snapshot, now: float, blocked: dict[str, Why] | None = N
         return dict(islice(drained.items(), MAX_EVICTIONS))
     tree = snapshot.later.copy()
     # A promise that quotas no longer cover is given up by itself, before anybody has to go for it.
-    lost = {
-        gang.uid
-        for gangs in snapshot.running.values()
-        for gang in gangs
-        if gang.instead is not None and not tree.covers(gang.queue, gang.usage)
-    }
+    claims = [gang for gangs in snapshot.running.values() for gang in gangs if gang.instead is not None]
+    lost = given_up(tree, claims)
     leaving = lost | drained.keys()
     for gangs in _everybody(snapshot).values():
         for gang in gangs:
@@ -71,6 +67,24 @@ def _drained(snapshot: Snapshot, budgets: dict[str, int], blocked: dict[str, Why
         if stay:
             blocked[queue] = why(Reason.DRAIN_BLOCKED, queue=queue, count=len(stay), jobs=listed(stay))
     return drained
+
+
+def given_up(later: Tree, claims: Iterable[Running]) -> set[str]:
+    """Return the claims that quotas no longer cover, so that they do again: the lowest, and none that need not go.
+
+    ``later`` counts what will be there once all victims are gone, the claims among it; it is left as it is.
+    """
+    tree = later.copy()
+    lost: list[Running] = []
+    for claim in sorted(claims, key=lambda claim: victim_order(claim, claim.queue)):
+        if not tree.covers(claim.queue, claim.usage):
+            tree.remove(claim.queue, claim.usage)
+            lost.append(claim)
+    for claim in reversed(lost[:]):
+        if tree.fits(claim.queue, claim.usage):
+            tree.add(claim.queue, claim.usage)
+            lost.remove(claim)
+    return {claim.uid for claim in lost}
 
 
 def _everybody(snapshot: Snapshot) -> dict[str, list[Running]]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from queuectl.core import cycle
-from queuectl.core.backlog import pending_key
+from queuectl.core.backlog import Backlog, pending_key
 from queuectl.core.cycle import plan
 from queuectl.core.fleet import Base
 from queuectl.core.nominate import nominate
@@ -312,3 +312,23 @@ def test_the_snapshot_is_not_used_up() -> None:
     assert view.fleet
     assert view.fleet.matrix(Base.FREE)[:, 0].sum() == 16
     assert plan(view, NOW) == first
+
+
+def test_who_has_to_borrow_after_what_was_settled_before_it_comes_after_those_who_do_not() -> None:
+    """The one of priority 5 loses its own flavor's node to the one of priority 9, and could borrow the other's."""
+
+    heads = [whole("z", queue="z", priority=9), whole("b", queue="b", priority=5), whole("own", queue="own")]
+    view = snapshot(
+        heads,
+        nodes=[node("n0", labels={"gpu": "h100"}), node("n1", labels={"gpu": "a100"})],
+        queues=[
+            Queue("top"),
+            queue("z", h100={GPU: 8}),
+            replace(queue("b", h100={GPU: 8}, a100={GPU: 0}), parent="top"),
+            replace(queue("own", a100={GPU: 8}), parent="top"),
+        ],
+        flavors=BOTH,
+    )
+    assert [admission.uid for admission in plan(view, NOW).admissions] == ["z", "own"]
+    alone = replace(view, waiting=Backlog(heads[:2]))
+    assert [admission.uid for admission in plan(alone, NOW).admissions] == ["z", "b"]

@@ -14,7 +14,17 @@ from queuectl.core.backlog import Backlog, Waits, pending_key
 from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import members
 from queuectl.core.usage import STEPS
-from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Leave, Move, Shrink, Workload, WorkloadState
+from queuectl.model.lifecycle import (
+    UNDER_WAY,
+    Attempt,
+    AttemptState,
+    Leave,
+    Move,
+    Outcome,
+    Shrink,
+    Workload,
+    WorkloadState,
+)
 from queuectl.model.objects import QueueOrder
 from queuectl.model.plan import Portion
 from queuectl.model.policy import OverQuota, StopPolicy, VictimChoice, Within
@@ -23,6 +33,7 @@ from queuectl.simulate.clockwork import EVICTED, Clockwork
 from queuectl.simulate.form import GPU, ROLE, EventForm, JobForm, QuotaEdit, read
 from tests.support.virtual import FLAVORS, QUEUES, clusters, jobs
 
+STAYS_OUT = {Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED, Reason.MISCONFIGURED}
 LIMITED = {Reason.EXCEEDS_LIMIT, Reason.MAX_RUNNING_REACHED, Reason.MAX_RESOURCES_REACHED}
 NEVER = {Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, Reason.NO_MATCHING_FLAVOR}
 PASSED = NEVER | {Reason.HELD, Reason.BACK_OFF} | LIMITED
@@ -105,6 +116,9 @@ class Watched(Clockwork):
         for victim in taken:
             theirs = world.workloads[victim.uid]
             self._assert_it_may_be_taken(victim, mine)
+            if self._goes_anyway(victim, mine):
+                assert not isinstance(leaves[victim.uid], Shrink)
+                continue
             if theirs.queue == mine.queue:
                 newer = theirs.submitted_at >= mine.submitted_at
                 equal = world.queues[mine.queue].preemption.within_queue is Within.LOWER_OR_NEWER_EQUAL_PRIORITY
@@ -138,6 +152,14 @@ class Watched(Clockwork):
         assert since + protected <= self.now
         waits_since = mine.submitted_at if mine.requeued_at is None else mine.requeued_at
         assert waits_since + world.queues[mine.queue].preemption.wait_seconds <= self.now
+
+    def _goes_anyway(self, attempt: Attempt, mine: Workload) -> bool:
+        """Tell whether an attempt is on its way out, and its gang does not stand in line before mine then."""
+        end, theirs = attempt.end, self.world.workloads[attempt.uid]
+        if attempt.state is not AttemptState.ENDING or end is None:
+            return False
+        ahead = (-theirs.priority, theirs.submitted_at) <= (-mine.priority, mine.submitted_at)
+        return not ahead or end.outcome is not Outcome.REQUEUE or end.why.reason in STAYS_OUT
 
     def waits_for_all_in_its_room(self, attempt: Attempt) -> bool:
         """Tell whether it fits on its nodes, beside all that are there or kept free, once those have gone it waits for."""

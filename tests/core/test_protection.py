@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from queuectl.control import status
 from queuectl.kube import decode
 from queuectl.kube.names import JOB_LABEL, PREEMPTIBLE
@@ -61,6 +63,16 @@ def test_victims_under_one_budget_count_together() -> None:
     clock.world.on_budget(None, covers("one", "two", allowed=1))
     assert evicted(clock.run()) == []
     assert reason(clock, "high") == "DisruptionForbidden"
+
+
+@pytest.mark.parametrize("choice", ["LeastWorkLost", "LowestPriority"])
+def test_a_budget_is_not_spent_on_who_is_of_no_use(choice: str) -> None:
+    """The small one would go first: it loses less and came later. But only one may, and that must be the big one."""
+    big, small = {"name": "big", "gpus": 8}, {"name": "small", "gpus": 1, "at": 90}
+    rules = {"withinQueue": "LowerPriority", "victims": choice}
+    clock = clockwork(big, small, {"name": "high", "gpus": 8, "priority": 1, "at": 100}, gpus=9, preemption=rules)
+    clock.world.on_budget(None, covers("big", "small", allowed=1))
+    assert evicted(clock.run()) == [(100, "big")]
 
 
 def test_pods_that_have_been_told_to_go_count_until_they_are_gone() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from queuectl.core.cycle import plan
 from queuectl.core.preemption import Running
 from queuectl.core.snapshot import Snapshot
-from queuectl.core.takeback import evictions
+from queuectl.core.takeback import evictions, given_up
 from queuectl.core.tree import Node, Tree
 from queuectl.model.objects import Queue
 from queuectl.model.plan import Placement, Portion, TakeBack
@@ -327,3 +327,15 @@ def test_it_is_done_at_once(snapshot: Snapshot) -> None:
     told = evictions(snapshot, NOW)
     assert evictions(snapshot.leaving(told), NOW) == {}
     assert evictions(view(list(snapshot.queues.values()), staying(snapshot, told)), NOW) == {}
+
+
+def test_of_promises_that_no_longer_fit_together_the_lowest_are_given_up() -> None:
+    """What is left covers the largest as well, once the one of the lowest priority is out of its way."""
+    claims = [runs("high", 2, priority=3), runs("middle", 5, priority=2), runs("low", 1, priority=1)]
+
+    def lost(nominal: int) -> set[str]:
+        return given_up(view([one("q", nominal)], [], claims).later, claims)
+
+    assert [sorted(lost(nominal)) for nominal in (8, 7, 6, 3, 2, 0)] == [
+        [], ["low"], ["middle"], ["middle"], ["low", "middle"], ["high", "low", "middle"],
+    ]  # fmt: skip

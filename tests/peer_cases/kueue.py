@@ -6,9 +6,10 @@ from typing import Any
 
 from queuectl.core.backlog import Backlog
 from queuectl.core.cycle import plan
-from queuectl.core.preemption import Ask, Field, Running, find_victims
+from queuectl.core.preemption import Ask, Field, Running
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import Tree
+from queuectl.core.victims import find_victims
 from queuectl.model.objects import Flavor, Gang, Queue, QueueOrder, Role
 from queuectl.model.policy import (
     Amounts,
@@ -66,7 +67,8 @@ def _preempt(case: Case) -> dict[str, Any]:
     ask = Ask(incoming["queue"], incoming["priority"], incoming["createdAt"] or 0, usage, frozenset(contested))
     running = _running(case)
     rules = {name: queue.preemption for name, queue in queues.items()}
-    world = Field(_tree(queues, running), running, rules, _fair(case))
+    going = [gang for gangs in running.values() for gang in gangs if gang.goes]
+    world = Field(_tree(queues, running), running, rules, _fair(case), going)
     return {"preempt": {v.gang.uid: _cause(v.gang, v.cause) for v in find_victims(world, ask)}}
 
 

@@ -1,6 +1,7 @@
 """Random cases in which somebody has to give way, and the least that any allowed set of victims loses."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -72,11 +73,18 @@ class Case:
                 best = cost
         return best
 
+    def within_budgets(self, gone: list[Running]) -> bool:
+        """Tell whether disruption budgets allow that all of these go."""
+        pods = Counter[str]()
+        for one in gone:
+            pods.update(dict(one.covered))
+        return all(count <= self.snapshot.budgets[key] for key, count in pods.items())
+
     def _candidates(self) -> list[Running]:
         return [one for gangs in self.snapshot.running.values() for one in gangs if self._may_take(one)]
 
     def _fits_without(self, some: list[Running], *, at_home: bool) -> bool:
-        return self._in_some_order(some) and self.makes_room(some, at_home=at_home)
+        return self.within_budgets(some) and self._in_some_order(some) and self.makes_room(some, at_home=at_home)
 
     def _may_take(self, one: Running) -> bool:
         return one.queue != self.newcomer.queue or one.priority < self.newcomer.priority
@@ -111,8 +119,20 @@ def losses(case: Case) -> dict[str, Work]:
     return {one.uid: one.lost(NOW) for gangs in case.snapshot.running.values() for one in gangs}
 
 
-def draw(dice: random.Random, *, most: int = 9, alike: bool = False, history: bool = False) -> Case:
-    """Return a case with up to ``most`` running gangs; ``alike``: of one priority, and of queues without history."""
+def draw(
+    dice: random.Random,
+    *,
+    most: int = 9,
+    alike: bool = False,
+    history: bool = False,
+    crowded: bool = False,
+    budgets: bool = False,
+) -> Case:
+    """Return a case with up to ``most`` running gangs; ``alike``: of one priority, and of queues without history.
+
+    ``crowded``: most are of the other queue, and the newcomer wants whole nodes or half ones. ``budgets``: two
+    disruption budgets cover about half of them each.
+    """
     nodes = [node(f"n{i}", gpu=dice.choice((4, 8))) for i in range(dice.randint(1, 4))]
     cluster = fleet(nodes)
     free = {one.name: one.allocatable[GPU] for one in nodes}
@@ -123,7 +143,7 @@ def draw(dice: random.Random, *, most: int = 9, alike: bool = False, history: bo
             continue
         gpus = sum(p.pods * dict(p.requests)[GPU] for p in placements)
         ready_at = NOW - dice.randint(0, 5000)
-        running[queue := dice.choice("ab")].append(
+        running[queue := dice.choice("abbb" if crowded else "ab")].append(
             Running(
                 uid=f"g{number}",
                 queue=queue,
@@ -154,7 +174,11 @@ def draw(dice: random.Random, *, most: int = 9, alike: bool = False, history: bo
     for gangs in running.values():
         for one in gangs:
             tree.add(one.queue, one.usage)
-    pods, size = dice.choice(((1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (2, 4), (3, 1)))
+    allowed = {name: dice.randint(0, 4) for name in ("one", "two")} if budgets else {}
+    for gangs in running.values():
+        gangs[:] = [replace(g, covered=tuple((key, g.pods) for key in allowed if dice.random() < 0.5)) for g in gangs]
+    sizes = ((1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2), (2, 4), (3, 1))
+    pods, size = dice.choice([one for one in sizes if one[1] >= 4] if crowded else sizes)
     return Case(
         Snapshot(
             queues=queues,
@@ -164,6 +188,7 @@ def draw(dice: random.Random, *, most: int = 9, alike: bool = False, history: bo
             tree=tree,
             later=tree.copy(),
             running=running,
+            budgets=allowed,
             policy=Policy(),
         ),
         gang("newcomer", role(pods=pods, gpu=size), queue="a", priority=3),
