@@ -15,6 +15,9 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("attempt", sa.Column("done", postgresql.JSONB(), server_default=sa.text("'[]'"), nullable=False))
+    op.create_check_constraint(
+        op.f("ck_attempt_done"), "attempt", "done = '[]' OR state NOT IN ('Claimed', 'Reserved', 'Created')"
+    )
     op.create_table(
         "freed",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
@@ -35,4 +38,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("ix_freed_at", table_name="freed")
     op.drop_table("freed")
+    op.drop_constraint(op.f("ck_attempt_done"), "attempt")
     op.drop_column("attempt", "done")

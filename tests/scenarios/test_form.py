@@ -45,6 +45,11 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (lambda d: d.update(policy={"fairSharing": "X"}), "policy.fairSharing: 'X' is not a list; write [X]"),
         (lambda d: d["jobs"][0].update(memory="lots"), 'jobs[0].memory: "lots" is not a quantity'),
         (lambda d: d["jobs"][0].update(minPods=2), "jobs[0]: minPods of 2 is more than pods, 1; write"),
+        (
+            lambda d: d["jobs"][0].update(runs=[1, 2]),
+            "jobs[0]: runs has 2 times for 1 pods; write at most one for each",
+        ),
+        (lambda d: d["jobs"][0].update(runs=[-1]), "jobs[0].runs[0]: -1: input should be greater than or equal to 0"),
         (lambda d: d["jobs"][1].update(name="a"), 'jobs: two are named "a"; give each a name of its own'),
         (lambda d: d["jobs"][0].update(roles=[{"name": "r"}]), "gpus and roles exclude each other"),
         (lambda d: d["queues"][0].update(order="Fifo"), "queues[0].order"),
@@ -121,3 +126,19 @@ def test_the_command_exits_by_what_it_finds(tmp_path: Path) -> None:
     assert refused.returncode == 4
     assert "queues: is required; add it" in refused.stderr
     assert simulate(str(tmp_path / "missing")).returncode == 2
+
+
+def test_pods_end_by_the_times_of_their_role_or_their_job() -> None:
+    roles = [
+        {"name": "shard", "pods": 3, "runs": [5, 7]},
+        {"name": "merge", "pods": 2},
+        {"name": "server", "mustSucceed": False},
+        {"name": "cache", "mustSucceed": False, "runs": [7]},
+    ]
+    job = {"name": "j", "queue": "q", "run": 20, "roles": roles}
+    [form] = read(changed(lambda d: d.update(jobs=[job]))).jobs
+    assert form.pod_ends == {
+        5: {("shard", 0)},
+        7: {("shard", 1), ("shard", 2), ("cache", 0)},
+        20: {("merge", 0), ("merge", 1)},
+    }
