@@ -50,6 +50,9 @@ CASES_BY_NAME = {
     "all roles in one block": Case((near(4, name="a"), near(3, name="b")), {"a": ["b0r1"], "b": ["b0r0"]}, Together("block")),
     "no rack for all roles": Case((near(4, name="a"), near(3, name="b")), "one rack with room for all roles", Together("rack")),
     "roles with a rack each": Case((near(4, name="a", required="rack"), near(4, name="b", required="rack")), {"a": ["b0r1"], "b": ["b0r2"]}),
+    "of equal nodes the one in the tightest rack": Case(
+        (near(1),), {"worker": ["b1r9"]}, nodes=[at("a", "b0", "r0"), at("b", "b0", "r0"), at("z", "b1", "r9")]
+    ),
     "nodes without the label are in no rack": Case(
         (near(2, required="rack"),), {"worker": ["b0r1"]},
         nodes=[node("x"), node("y"), at("n1", "b0", "r1"), at("n2", "b0", "r1")],
