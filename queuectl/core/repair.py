@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from queuectl.core import fit
 from queuectl.core.fleet import Fleet
-from queuectl.core.lifecycle import PodKey
 from queuectl.core.topology import Domains, Need, Rooms
 from queuectl.model.objects import Flavor, Gang, Role
+from queuectl.model.plan import PodKey
 
 Inside = tuple[int, int] | None  # level, domain; None: everywhere
 

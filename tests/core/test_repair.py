@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queuectl.core import fit
-from queuectl.core.lifecycle import PodKey
 from queuectl.core.repair import places_for_missing
 from queuectl.model.gpus import Gpus
 from queuectl.model.objects import ANYWHERE, Flavor, Gang, Level, Node, Role, Together, Topology
+from queuectl.model.plan import PodKey
 from tests.support.builders import fleet, gang, node, requests, role
 
 ONE = requests(gpu=1)
