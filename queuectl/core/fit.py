@@ -232,10 +232,13 @@ class _Placed:
             if chosen is None:
                 return self._short(role, layout, rooms, inside)
             columns, amounts = self._fleet.columns(role.requests) or ([], np.zeros(0, np.int64))
+            first = 0
             for row, pods in chosen:
                 if not last:
                     self._room.use(row, columns, amounts * pods)
-                self.placements.append(Placement(role.name, flavor.name, self._fleet.name(row), pods, role.requests))
+                node = self._fleet.name(row)
+                self.placements.append(Placement(role.name, flavor.name, node, pods, role.requests, first))
+                first += pods
         return None
 
     def _short(self, role: Role, layout: Layout, rooms: Rooms, inside: tuple[int, int] | None) -> Short:

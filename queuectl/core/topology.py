@@ -140,7 +140,7 @@ class Rooms:
         return name, int(self.of(within)[best]) * self.need.slice_size
 
     def place(self, pods: int, inside: tuple[int, int] | None = None) -> Allotment | None:
-        """Return (row, pods) in the closest places that hold all; None if there are none.
+        """Return (row, pods) in the closest places that hold all, neighbour by neighbour; None if there are none.
 
         ``inside``: (level, domain) to stay in.
         """
@@ -148,7 +148,7 @@ class Rooms:
         if found is None:
             return None
         order, left, result = self.domains.order, pods, []
-        for at, count in self._fill(*found, self._in_units(pods)):
+        for at, count in sorted(self._fill(*found, self._in_units(pods))):
             result.append((int(order[at]), min(count, left)))  # the last slice may be a smaller one
             left -= count
         return result

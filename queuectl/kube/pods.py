@@ -66,7 +66,10 @@ def labels(job: Job, attempt: Attempt, role: str) -> dict[str, str]:
 def manifests(job: Job, attempt: Attempt, priority: int, flavors: Mapping[str, Flavor]) -> dict[PodKey, Manifest]:
     """Return the gang's pods by role and index, gated."""
     result: dict[PodKey, Manifest] = {}
-    for (role, index), (_, flavor) in nodes_of(attempt).items():
+    places = nodes_of(attempt)
+    roles = list(job.templates)
+    ranks = {key: rank for rank, key in enumerate(sorted(places, key=lambda key: (roles.index(key[0]), key)))}
+    for (role, index), (_, flavor) in places.items():
         template = job.templates[role]
         metadata = template.get("metadata") or {}
         spec = template["spec"]
@@ -94,12 +97,40 @@ def manifests(job: Job, attempt: Attempt, priority: int, flavors: Mapping[str, F
             "spec": {
                 "restartPolicy": "Never",
                 **{key: value for key, value in spec.items() if key not in {"priority", "preemptionPolicy"}},
+                **_told(job, attempt, (role, index), ranks),
                 "priorityClassName": priority_class_name(priority),
                 "schedulingGates": [*(spec.get("schedulingGates") or ()), {"name": GATE}],
                 "tolerations": [*(spec.get("tolerations") or ()), *tolerations],
             },
         }
     return result
+
+
+def _told(job: Job, attempt: Attempt, key: PodKey, ranks: Mapping[PodKey, int]) -> Manifest:
+    """Return the parts of a pod's spec by which it learns which one it is; what the template says itself stays."""
+    spec = job.templates[key[0]]["spec"]
+    name, subdomain = pod_name(job.gang.name, key[0], attempt.number, key[1]), spec.get("subdomain")
+    first, _ = min(ranks.items(), key=lambda item: item[1])
+    env = {
+        "QUEUECTL_ROLE": key[0],
+        "QUEUECTL_INDEX": str(key[1]),
+        "QUEUECTL_RANK": str(ranks[key]),
+        "QUEUECTL_WORLD_SIZE": str(len(ranks)),
+        "QUEUECTL_ATTEMPT": str(attempt.number),
+    }
+    if subdomain:  # the user's headless Service; without one there is no name by which a pod could be found
+        env["QUEUECTL_MASTER_ADDR"] = f"{pod_name(job.gang.name, first[0], attempt.number, first[1])}.{subdomain}"
+    told: Manifest = {"hostname": name} if subdomain and "hostname" not in spec else {}
+    for kind in ("containers", "initContainers"):
+        if spec.get(kind):
+            told[kind] = [{**each, "env": _with(each.get("env") or [], env)} for each in spec[kind]]
+    return told
+
+
+def _with(given: list[Manifest], env: Mapping[str, str]) -> list[Manifest]:
+    known = {each["name"] for each in given}
+    # First, so that what is given may refer to them: $(QUEUECTL_RANK).
+    return [*({"name": name, "value": value} for name, value in env.items() if name not in known), *given]
 
 
 def ungate_patch(job: Job, role: str, node: str, uid: str) -> list[Manifest]:

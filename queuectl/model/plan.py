@@ -21,6 +21,9 @@ class Placement:
     node: str
     pods: int
     requests: tuple[tuple[str, int], ...]  # per pod, sorted by resource
+    first: int = (
+        0  # with which index of the role its pods began when they were placed: neighbours get neighbouring ones
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def place(placement: Placement) -> tuple[str, str, str]:
 
 def by_index(placements: Iterable[Placement]) -> list[Placement]:
     """Return placements in the order in which the pods of a role are numbered, from index 0."""
-    return sorted(placements, key=place)
+    return sorted(placements, key=lambda p: (p.role, p.first, p.node, p.flavor))
 
 
 @dataclass(frozen=True, slots=True)

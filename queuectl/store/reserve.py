@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from sqlalchemy import (
@@ -410,8 +410,8 @@ def _merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     merged: dict[tuple[str, str, str], Placement] = {}
     for p in placements:
         key = (p.role, p.flavor, p.node)
-        pods = p.pods + (merged[key].pods if key in merged else 0)
-        merged[key] = Placement(p.role, p.flavor, p.node, pods, p.requests)
+        known = merged.get(key, replace(p, pods=0))
+        merged[key] = replace(p, pods=known.pods + p.pods, first=min(known.first, p.first))
     return tuple(merged[key] for key in sorted(merged))
 
 
@@ -474,6 +474,7 @@ async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequ
                 "node": place.node,
                 "pods": place.pods,
                 "requests": place.requests,
+                "first": place.first,
             }
             for gang in made
             for place in gang.placements
@@ -485,8 +486,9 @@ async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequ
         node=Text,
         pods=Integer,
         requests=JSONB,
+        first=Integer,
     )
-    columns = ["workload_uid", "attempt", "role", "flavor", "node", "pods", "requests"]
+    columns = ["workload_uid", "attempt", "role", "flavor", "node", "pods", "requests", "first"]
     await connection.execute(insert(tables.reservation).from_select(columns, select(*places.c)))
     await connection.execute(
         insert(tables.step).from_select(

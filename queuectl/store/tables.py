@@ -200,6 +200,7 @@ reservation = Table(
     Column("node", Text, primary_key=True),
     Column("pods", Integer, nullable=False),
     Column("leaving", Integer, nullable=False, server_default=text("0")),  # of them, until they are gone
+    Column("first", Integer, nullable=False, server_default=text("0")),  # index of the role with which they began
     Column("requests", JSONB, nullable=False),  # per pod: [[resource, amount], ...]
     Column("freed_at", UnixTime),
     ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),

@@ -1,0 +1,57 @@
+"""What a gang's pods are told, and where they go."""
+
+import json
+
+from queuectl.kube import decode
+from queuectl.kube.pods import manifests, nodes_of
+from queuectl.model.lifecycle import Attempt, AttemptState
+from queuectl.model.objects import Job
+from queuectl.model.plan import Placement
+from tests.support.manifests import Manifest, job, role
+
+
+def decoded(manifest: Manifest) -> Job:
+    return decode.job(json.dumps(manifest).encode()).value
+
+
+def attempt(*placements: Placement) -> Attempt:
+    return Attempt("u", 1, AttemptState.RESERVED, 1, placements, admitted_at=0.0)
+
+
+def env(pod: Manifest, container: int = 0) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in pod["spec"]["containers"][container].get("env", [])}
+
+
+def test_pods_are_numbered_as_they_were_placed() -> None:
+    """Not by the names of nodes: neighbours in index are neighbours in the topology."""
+    made = attempt(Placement("worker", "any", "z", 2, (), 0), Placement("worker", "any", "a", 1, (), 2))
+    assert [node for _, (node, _) in sorted(nodes_of(made).items())] == ["z", "z", "a"]
+
+
+def test_every_container_is_told_which_pod_it_is_in() -> None:
+    """Ranks go over all roles in the order of the spec; what the template says itself stays."""
+    given = {
+        "name": "main",
+        "image": "x",
+        "env": [{"name": "QUEUECTL_ROLE", "value": "mine"}, {"name": "A", "value": "b"}],
+    }
+    one = decoded(job("llm", role("worker", 2, given), role("chief", 1)))
+    made = attempt(Placement("chief", "any", "n", 1, ()), Placement("worker", "any", "n", 2, ()))
+    pods = manifests(one, made, 0, {})
+    ranks = {key: env(pod)["QUEUECTL_RANK"] for key, pod in pods.items()}
+    assert ranks == {("worker", 0): "0", ("worker", 1): "1", ("chief", 0): "2"}
+    told = env(pods["worker", 1])
+    assert told == {
+        "QUEUECTL_INDEX": "1", "QUEUECTL_RANK": "1", "QUEUECTL_WORLD_SIZE": "3", "QUEUECTL_ATTEMPT": "1",
+        "QUEUECTL_ROLE": "mine", "A": "b",
+    }  # fmt: skip
+    assert "hostname" not in pods["worker", 0]["spec"]
+
+
+def test_the_first_pod_has_a_name_that_the_others_find() -> None:
+    """With the subdomain of a headless Service."""
+    manifest = job("llm", role("worker", 2))
+    manifest["spec"]["roles"][0]["template"]["spec"]["subdomain"] = "peers"
+    pods = manifests(decoded(manifest), attempt(Placement("worker", "any", "n", 2, ())), 0, {})
+    assert {env(pod)["QUEUECTL_MASTER_ADDR"] for pod in pods.values()} == {"llm-worker-1-0.peers"}
+    assert pods["worker", 1]["spec"]["hostname"] == "llm-worker-1-1"
