@@ -75,9 +75,7 @@ class World:
         self.standing = {state: Counter[str]() for state in WorkloadState}  # how many workloads of each queue
         self.attempts: dict[str, Attempt] = {}  # active ones, by workload uid
         self.pods: dict[AttemptKey, dict[PodKey, Pod]] = {}
-        self._cleared: dict[
-            AttemptKey, dict[PodKey, Pod]
-        ] = {}  # removed after they had succeeded, the ledger not told yet
+        self._cleared: dict[AttemptKey, dict[PodKey, Pod]] = {}  # succeeded and removed before the ledger was told
         self.plan = Plan()  # the latest, for waits and positions
         self.changes = Changes()
         self.touched: set[str] = set()  # workloads whose next move must be looked at
@@ -467,8 +465,7 @@ class World:
         self._gave_back(attempt, done.part, now)
         for key in done.pods:
             self._cleared.get((attempt.uid, attempt.number), {}).pop(key, None)
-        self._ready_or_not(attempt.uid)
-        self.changes.candidates = True  # of what is held, less is
+        self.changes.candidates = True  # there is more room, and less that can be taken
         self.touched.add(attempt.uid)
         self.restated.add(attempt.uid)
 

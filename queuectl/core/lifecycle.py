@@ -137,7 +137,7 @@ def _onwards(view: View) -> AttemptState | None:
 
 
 def _done(view: View) -> Move | None:
-    """Give back what pods held that are done, all of them at once; with the last ones the attempt ends."""
+    """Give back what pods held that are done, all of them at once; but an attempt never holds nothing."""
     attempt = view.attempt
     if attempt.state not in UNDER_WAY:
         return None

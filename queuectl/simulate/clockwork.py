@@ -103,9 +103,7 @@ class Clockwork:
         self.world = World(BackOff(), self._policy)
         self.cluster.connect(self.world)
         self._finished: dict[str, Workload] = {}  # those that the world has forgotten
-        self._held: list[
-            tuple[str, Amounts, float, float]
-        ] = []  # queue, what was held of its quota, since and until when
+        self._held: list[tuple[str, Amounts, float, float]] = []  # queue, what of its quota, since and until when
         self._reported: dict[str, Move] = {}
         self._steps: dict[str, None] = {}
         self._ancestors: Mapping[str, Sequence[str]] = {}  # of the queues to which the last cycle admits
