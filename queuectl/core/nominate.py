@@ -203,6 +203,8 @@ class _Search:
                 entry = self._with_victims(roles, one, self._victims(roles, one, preempts=False)[0])
                 if entry is not None:
                     return entry
+                if self._fits_when_all_are_gone(roles, one):
+                    return Entry(self.gang, roles, one, wait=why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS))
         later: Entry | None = None
         for one in tried:
             victims, shielded = self._victims(roles, one)
@@ -214,6 +216,20 @@ class _Search:
                 self.wakes |= {kept[1]} if kept[1] is not None else set()
                 later = Entry(self.gang, roles, one, wait=kept[0])
         return later and replace(later, wake_at=min(self.wakes, default=None))
+
+    def _fits_when_all_are_gone(self, roles: Sequence[Role], one: Assignment) -> bool:
+        """Tell whether it fits once those are gone who go anyway, and those who make room for others."""
+        fleet = self.snapshot.fleet
+        room = fleet.free_later() if fleet else None
+        if fleet is None or room is None:
+            return False
+        field = self._field()
+        going = [victim.gang for victim in field.waited_for(self._ask(one.usage, frozenset(one.usage)))]
+        for row, columns, amounts in fleet.parts(p for gang in going for p in gang.placements):
+            room.use(row, columns, -amounts)
+        with field.without(going):
+            fits = self.snapshot.fits_later(self.gang, one.usage)
+        return fits and fit.holds(fleet, room, roles, self._flavors(roles, one))
 
     def _with_victims(self, roles: tuple[Role, ...], one: Assignment, victims: Sequence[Victim]) -> Entry | None:
         placed = self._place(roles, one, [victim.gang for victim in victims]) if victims else None

@@ -89,6 +89,25 @@ def test_in_another_flavor_too() -> None:
     assert started(result, "wish") == 40
 
 
+def test_with_what_others_victims_leave_it_may_suffice() -> None:
+    """Of the six that the first preemptor has taken it needs two."""
+    quotas = [{**MINE, "nominal": 14}]
+    queue = {
+        "name": "q",
+        "preemption": {"withinQueue": "LowerPriority", "victims": "LowestPriority"},
+        "quotas": quotas,
+    }
+    taken = {"name": "taken", "gpus": 6, "grace": 30}
+    low = {"name": "low", "priority": 1}
+    first = {"name": "first", "gpus": 2, "priority": 9, "at": 5}
+    result = play(
+        taken, low, LEAVES, first, {**WISH, "gpus": 8},
+        nodes=[{"name": "n", "gpus": 14}], queues=[queue], events=[{"at": 10, "delete": "leaves"}],
+    )  # fmt: skip
+    assert evicted(result) == ["taken"]
+    assert started(result, "wish") == 40
+
+
 def test_a_flavor_that_is_free_now_goes_before_one_that_will_be() -> None:
     flavors = [{"name": f, "nodeLabels": {"f": f}} for f in ("one", "two")]
     nodes = [{"name": f, "gpus": 4, "labels": {"f": f}} for f in ("one", "two")]
