@@ -346,7 +346,7 @@ class Observer:
             gang = self.gangs.get(key[0])
             if gang is None or not attempt.pods or now < attempt.first_seen + gang.start_deadline:
                 continue
-            bound = sum(1 for pod in attempt.pods.values() if pod.node)
+            bound = len(attempt.succeeded.union(pod.uid for pod in attempt.pods.values() if pod.node))
             going_on = any(not (p.gated or p.deleting or p.finished) for p in attempt.pods.values())
             if not going_on or bound >= gang.pods:
                 attempt.short_since = None

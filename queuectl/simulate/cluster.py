@@ -121,7 +121,7 @@ class Cluster:
 
         def succeed(keys: Collection[PodKey]) -> None:
             current = self.world.attempts.get(attempt.uid)
-            if current is not None and current.number == attempt.number and current.state in UNDER_WAY:
+            if current is not None and current.number == attempt.number:
                 self.succeed(attempt.uid, keys)
 
         for seconds, keys in self._forms[attempt.uid].pod_ends.items():

@@ -157,7 +157,9 @@ class Ledger:
         """Move attempts along their arrows and return the moves that took effect.
 
         A move that is illegal, repeated, or of an attempt that isn't its workload's latest is left out; so is a
-        move to RESERVED while a victim is still there, or when its room is no longer enough. When the answer to COMMIT is lost, the moves are made again, and those already made count as having taken effect.
+        move to RESERVED while a victim is still there, or when its room is no longer enough, and one that has pods done
+        which the attempt does not hold, or its last ones. When the answer to COMMIT is lost, the moves are made again,
+        and those already made count as having taken effect.
         """
         if not moves:
             return []

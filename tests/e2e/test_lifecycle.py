@@ -63,6 +63,37 @@ async def test_servers_still_running_are_stopped_and_the_workers_logs_stay(live:
     assert sorted(pod["metadata"]["name"] for pod in left) == ["train-worker-1-0", "train-worker-1-1"]
 
 
+async def test_what_pods_held_that_are_done_is_given_back_while_the_others_run_on(
+    live: Stage, shared_controller: Controller
+) -> None:
+    await live.nodes(2)
+    await live.queue(16)
+    roles = [role("shard", 6, 2), role("merge", 2, 2)]
+    await live.create(manifests.job("train", *roles, namespace=live.namespace, queue=live.name))
+    await live.until_phase("train", "Running")
+    await live.submit("next", 3, 4)
+    await live.until_reason("next", "WaitingForQuota")
+
+    await live.end_pods("train", role="shard")
+    await live.until_phase("next", "Running")
+    job = await live.until_job("train", lambda s: s["message"].startswith("2 of 8"), "says how many run on")
+    assert job["status"]["message"] == "2 of 8 pods run on; 6 are done, and what they held is given back."
+    assert (job["status"]["phase"], job["status"]["reason"], job["status"]["pods"]) == ("Running", "PartlyDone", "8/8")
+    assert sum(place["pods"] for place in job["status"]["assignments"]) == 2
+    assert await ledger.audit(live) == []
+
+    for index in range(6):
+        await live.delete_pod(f"train-shard-1-{index}", at_once=True)  # somebody cleans up
+    shared_controller.kill()
+    shared_controller.start()
+    await shared_controller.until_leading()
+    await live.end_pods("train", role="merge")
+    job = await live.until_phase("train", "Succeeded")
+    assert job["status"]["attempt"] == 1
+    await live.end_pods("next")
+    await ledger.until_free(live)
+
+
 async def test_a_failed_pod_ends_the_whole_attempt_and_the_last_one_the_job(live: Stage) -> None:
     await live.nodes(2)
     await live.queue(16)

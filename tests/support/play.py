@@ -26,9 +26,10 @@ from queuectl.demo.observer import Observer
 from queuectl.demo.watch import Watch
 from queuectl.kube import decode
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
-from queuectl.kube.names import API, ATTEMPT_LABEL, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
+from queuectl.kube.names import API, ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes
+from queuectl.model.plan import PodKey
 from queuectl.model.reasons import Reason
 from queuectl.simulate.clockwork import EVICTED, OVERTAKEN, PREEMPTED, REQUEUED, SHRUNK, Entry, Run, State
 from queuectl.simulate.form import EventForm, JobForm, NodeForm, Scenario, WantForm, edited
@@ -334,7 +335,7 @@ class Play:
         self._observe()
         spec = self._jobs[job]["spec"] if job in self._jobs else {"roles": []}
         needed = {role["name"] for role in spec["roles"] if role.get("mustSucceed", True)}
-        pods = [pod for pod in self._current(job) if pod["metadata"]["labels"][ROLE_LABEL] in needed]
+        pods = [pod for pod in self._current(job) if _key(pod)[0] in needed and not _has_ended(pod)]
         annotations = {f"{_SIMULATED}/run-seconds": "0", f"{_SIMULATED}/exit-code": str(int(failed))}
         for pod in pods[:1] if failed else pods:
             await self._annotate(pod, annotations)
@@ -414,16 +415,21 @@ class Play:
             wanted = sum(place["pods"] for place in status.get("assignments", ()))
             if form.start_seconds and status.get("phase") == "Starting" and len(bound) == wanted > 0:
                 self._once(form.start_seconds, lambda n=name, a=attempt: self._get_ready(n, a), "start", name, attempt)  # type: ignore[misc]
-            if form.run is not None and status.get("phase") == "Running":
-                self._once(form.run, lambda n=name, a=attempt: self._succeed(n, a), "run", name, attempt)  # type: ignore[misc]
+            for seconds, keys in form.pod_ends.items() if status.get("phase") == "Running" else ():
+                what = ("run", name, attempt, f"{seconds}")
+                self._once(seconds, lambda n=name, a=attempt, k=keys: self._succeed(n, a, k), *what)  # type: ignore[misc]
             for pod in self._pods.get(name, ()):
                 if form.grace and _is_stopping(pod):
                     self._once(form.grace, lambda pod=pod: self._remove_pod(pod), "stop", pod["metadata"]["name"])  # type: ignore[misc]
 
-    async def _succeed(self, job: str, attempt: str) -> None:
+    async def _succeed(self, job: str, attempt: str, keys: Collection[PodKey]) -> None:
         self._observe()
         if str(_status(self._jobs.get(job, {})).get("attempt")) == attempt:
-            await self._end_pods(job)
+            for pod in self._current(job):
+                if _key(pod) in keys and _is_stopping(pod):
+                    await self._remove_pod(pod)
+                elif _key(pod) in keys and not _has_ended(pod):
+                    await self._annotate(pod, {f"{_SIMULATED}/run-seconds": "0"})
 
     def _moving(self) -> list[str]:
         """Name what is on its way without waiting for the clock."""
@@ -433,11 +439,14 @@ class Play:
         name, status, pods = job["metadata"]["name"], _status(job), self._pods.get(job["metadata"]["name"], ())
         stopping = [pod["metadata"]["name"] for pod in pods if _is_stopping(pod)]
         starting = ("start", name, str(status.get("attempt"))) in self._waiting
+        running = sum(not _has_ended(pod) for pod in self._current(name))
+        held = sum(place["pods"] for place in status.get("assignments", ()))
         ways = {
             "about to end": any(_is_ending(pod) for pod in pods),
             "stopping": any(("stop", pod) not in self._waiting for pod in stopping),
             "being deleted": _is_stopping(job) and not stopping,
             "not looked at yet": status.get("observedGeneration") != job["metadata"]["generation"] and not stopping,
+            "giving back what its pods held": status.get("phase") == "Running" and held > running,
             "starting": status.get("phase") == "Starting" and not starting,
             "ending": status.get("phase") == "Stopping" and not stopping,
         }
@@ -564,6 +573,15 @@ def _told(job: Object) -> Object:
 
 def _is_stopping(item: Object) -> bool:
     return "deletionTimestamp" in item["metadata"]
+
+
+def _key(pod: Object) -> PodKey:
+    labels = pod["metadata"]["labels"]
+    return labels[ROLE_LABEL], int(labels[INDEX_LABEL])
+
+
+def _has_ended(pod: Object) -> bool:
+    return pod["status"].get("phase") in {"Succeeded", "Failed"}
 
 
 def _is_ending(pod: Object) -> bool:
