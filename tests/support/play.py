@@ -427,9 +427,9 @@ class Play:
         if str(_status(self._jobs.get(job, {})).get("attempt")) == attempt:
             for pod in self._current(job):
                 if _key(pod) in keys and _is_stopping(pod):
-                    await self._remove_pod(pod["metadata"]["name"])
+                    await self._remove_pod(pod)
                 elif _key(pod) in keys and not _has_ended(pod):
-                    await self._annotate(pod["metadata"]["name"], {f"{_SIMULATED}/run-seconds": "0"})
+                    await self._annotate(pod, {f"{_SIMULATED}/run-seconds": "0"})
 
     def _moving(self) -> list[str]:
         """Name what is on its way without waiting for the clock."""
