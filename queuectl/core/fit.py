@@ -73,7 +73,7 @@ def only_counts(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavo
     """Tell whether the roles fit as soon as there are places enough, wherever they are."""
     if len(roles) != 1:
         return False
-    layout = _Layout.of(roles[0], flavors[roles[0].name], together, bound=_bound(roles))
+    layout = Layout.of(roles[0], flavors[roles[0].name], together, bound=bound_roles(roles))
     need = layout.need
     return need.slice_level is None and (
         need.within < 0 or (not need.named and len(fleet.domains(*layout.keys).starts[need.within]) <= 1)
@@ -81,7 +81,7 @@ def only_counts(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavo
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class Layout:
     """What tells domains apart for a role, and how close its pods have to be."""
 
     keys: tuple[str, ...]
@@ -93,6 +93,7 @@ class _Layout:
 
     @classmethod
     def of(cls, role: Role, flavor: Flavor, together: Together, bound: Sequence[Role]) -> Self:
+        """Look up the levels that a role and its gang name. ``bound``: the roles that are kept together."""
         same: list[str] = []
         if role in bound and any(is_gpu(resource) for resource, _ in role.requests):
             same = [key for key, asked in ((MODEL, together.same_model), (DRIVER, together.same_driver)) if asked]
@@ -129,7 +130,7 @@ def _deeper(level: int | None, other: int) -> int:
     return other if level is None else max(level, other)
 
 
-def _bound(roles: Sequence[Role]) -> list[Role]:
+def bound_roles(roles: Sequence[Role]) -> list[Role]:
     """Return the roles that a gang keeps together: those with GPUs, or all if none has."""
     return [role for role in roles if any(is_gpu(resource) for resource, _ in role.requests)] or list(roles)
 
@@ -151,7 +152,7 @@ def _place_in(
             return short
     found: Short | None = None
     for order in dict.fromkeys((tuple(in_order), tuple(sorted(in_order, key=_freedom)))):
-        bound = _bound(order)
+        bound = bound_roles(order)
         free = [role for role in order if role not in bound]
         for inside in _windows(fleet, room, bound, flavors, together) if len(bound) > 1 else [None]:
             attempt = _Placed(
@@ -162,8 +163,8 @@ def _place_in(
                 return tuple(attempt.placements)
     if found is not None:
         return found
-    bound = _bound(in_order)
-    layout = _Layout.of(bound[0], flavors[bound[0].name], together, bound)
+    bound = bound_roles(in_order)
+    layout = Layout.of(bound[0], flavors[bound[0].name], together, bound)
     nodes = int(fleet.mask(flavors[bound[0].name], bound[0].constraints).sum())
     lacks = f"one {layout.levels[layout.shared]} with room for all roles"
     return Short(bound[0], flavors[bound[0].name], nodes, 0, lacks)
@@ -173,7 +174,7 @@ def _windows(
     fleet: Fleet, room: Room, bound: Sequence[Role], flavors: Mapping[str, Flavor], together: Together
 ) -> Iterator[tuple[int, int] | None]:
     """Yield domains, as (level, domain), in which each of the roles would fit by itself; None stands for everywhere."""
-    layouts = [_Layout.of(role, flavors[role.name], together, bound) for role in bound]
+    layouts = [Layout.of(role, flavors[role.name], together, bound) for role in bound]
     first = layouts[0]
     if any(layout.keys != first.keys for layout in layouts):
         yield None
@@ -218,7 +219,7 @@ class _Placed:
         """Place roles, or return how far it came."""
         for role in roles:
             flavor = self._flavors[role.name]
-            layout = _Layout.of(role, flavor, self._together, self._bound)
+            layout = Layout.of(role, flavor, self._together, self._bound)
             counts = self._room.pods(flavor, role.constraints, role.requests)
             need = layout.need if inside is None else layout.need.inside(inside[0])
             rooms = Rooms(self._fleet.domains(*layout.keys), counts, need)
@@ -237,7 +238,7 @@ class _Placed:
                 self.placements.append(Placement(role.name, flavor.name, self._fleet.name(row), pods, role.requests))
         return None
 
-    def _short(self, role: Role, layout: _Layout, rooms: Rooms, inside: tuple[int, int] | None) -> Short:
+    def _short(self, role: Role, layout: Layout, rooms: Rooms, inside: tuple[int, int] | None) -> Short:
         flavor = self._flavors[role.name]
         short = _short(self._fleet, self._room, role, flavor)
         if short is not None:

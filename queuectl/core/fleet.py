@@ -249,6 +249,11 @@ class Fleet:
             raise LookupError(f"row {row} holds no node")
         return node.name
 
+    def row(self, name: str) -> int | None:
+        """Return the row of a node; None if it does not exist."""
+        row = self._rows.get(name)
+        return row if row is not None and self._nodes[row] is not None else None
+
     def node_names(self) -> list[str]:
         """Return the names of all nodes that exist."""
         return [node.name for node in self._nodes if node is not None]

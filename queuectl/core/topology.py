@@ -2,12 +2,13 @@
 
 Domains nest: those of a level are the nodes that share the value of its label and the domain of the level above. In
 the order of ``Domains.order`` every domain is one run of nodes, so the room of all domains of a level is one sum over
-runs. The smallest domain that holds the pods is taken, of several the one with the least room (best fit); where none
-does, the fewest: the largest first, and the last as tight as possible. So nodes, and racks, that are whole stay whole.
+runs. The smallest domain that holds the pods is taken, of several the one with the least room (best fit), of equal ones
+that with the least room around it; where none does, the fewest: the largest first, and the last as tight as possible.
+So nodes, and racks, that are whole stay whole.
 After KEP-2724 (Topology Aware Scheduling).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -54,6 +55,16 @@ class Domains:
         """Return where in the order the nodes of a domain are."""
         starts = self.starts[level]
         return slice(int(starts[domain]), int(starts[domain + 1]) if domain + 1 < len(starts) else len(self.order))
+
+    def containing(self, level: int, rows: Iterable[int]) -> list[int]:
+        """Return for each of these rows of the fleet the domain of a level that its node is in."""
+        positions = [self._positions[row] for row in rows]
+        domains: list[int] = (np.searchsorted(self.starts[level], positions, side="right") - 1).tolist()
+        return domains
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {row: position for position, row in enumerate(self.order.tolist())}
 
     @cached_property
     def named(self) -> tuple[npt.NDArray[np.bool_], ...]:
@@ -152,10 +163,20 @@ class Rooms:
         widest = max(self.need.within, inside[0] if inside else -1)
         for level in range(max(min(aim, self._slices), widest), max(widest, 0) - 1, -1):
             room, first = self._children(level, inside)
-            enough = np.flatnonzero(room >= wanted)
+            enough = first + np.flatnonzero(room >= wanted)
             if len(enough):
-                return level, first + int(enough[np.argmin(room[enough])])
+                return level, self._tightest(level, enough)
         return (-1, 0) if widest < 0 and int(self.of(0).sum()) >= wanted else None
+
+    def _tightest(self, level: int, domains: Counts) -> int:
+        """Return the domain with the least room; of equal ones that in the tightest domain of the level above."""
+        room = self.of(level)[domains]
+        tight = domains[room == room.min()]
+        if len(tight) == 1 or not level:
+            return int(tight[0])
+        starts = self.domains.starts
+        above = np.searchsorted(starts[level - 1], starts[level][tight], side="right") - 1
+        return int(tight[np.argmin(self.of(level - 1)[above])])
 
     def _children(self, level: int, inside: tuple[int, int] | None) -> tuple[Counts, int]:
         """Return the room of the domains of a level inside a domain, and which of the level's is their first."""

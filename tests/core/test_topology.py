@@ -50,6 +50,9 @@ CASES_BY_NAME = {
     "all roles in one block": Case((near(4, name="a"), near(3, name="b")), {"a": ["b0r1"], "b": ["b0r0"]}, Together("block")),
     "no rack for all roles": Case((near(4, name="a"), near(3, name="b")), "one rack with room for all roles", Together("rack")),
     "roles with a rack each": Case((near(4, name="a", required="rack"), near(4, name="b", required="rack")), {"a": ["b0r1"], "b": ["b0r2"]}),
+    "of equal nodes the one in the tightest rack": Case(
+        (near(1),), {"worker": ["b1r9"]}, nodes=[at("a", "b0", "r0"), at("b", "b0", "r0"), at("z", "b1", "r9")]
+    ),
     "nodes without the label are in no rack": Case(
         (near(2, required="rack"),), {"worker": ["b0r1"]},
         nodes=[node("x"), node("y"), at("n1", "b0", "r1"), at("n2", "b0", "r1")],
@@ -81,7 +84,7 @@ def test_gpus_of_a_gang_are_of_one_model_and_one_driver_when_asked() -> None:
     assert placed(4) == set()
     assert placed(4, same_model=False) == {"n0", "n1", "n2", "n3"}
     assert placed(3, same_driver=True) == set()
-    assert placed(2, same_driver=True) == {"n0", "n1"}
+    assert placed(2, same_driver=True) == {"n3", "n4"}  # all of their kind, so that three A100 nodes stay free
 
 
 def test_what_an_exact_solver_finds_is_found_and_nothing_impossible() -> None:
