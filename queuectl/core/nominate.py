@@ -253,7 +253,9 @@ class _Search:
         self, roles: Sequence[Role], assignment: Assignment, *, blind: bool = False
     ) -> tuple[list[Victim], dict[str, Running]]:
         """Return victims, and who was passed over for a shield."""
-        contested = frozenset(assignment.contested or assignment.usage)
+        # Where quota lacks one resource, nodes may lack another.
+        on_nodes = not assignment.contested or isinstance(self._place(roles, assignment, ()), fit.Short)
+        contested = frozenset(assignment.usage if on_nodes else assignment.contested)
         flavors, together = self._flavors(roles, assignment), self.gang.together
         beside = Freed(self.snapshot, self.gang.queue, assignment.usage, roles, flavors=flavors, together=together)
         field = self._field(beside, blind=blind)
