@@ -1,15 +1,33 @@
 """Cases of Kueue's form: a state of quotas, what arrives, and who is admitted, preempted or left waiting."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
 from queuectl.core.backlog import Backlog
 from queuectl.core.cycle import plan
+from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Ask, Field, Running, find_victims
+from queuectl.core.repair import places_for_missing
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import Tree
-from queuectl.model.objects import Flavor, Gang, Queue, QueueOrder, Role
+from queuectl.model.objects import (
+    Constraints,
+    Flavor,
+    Gang,
+    Level,
+    Node,
+    NodeTerm,
+    Queue,
+    QueueOrder,
+    Requirement,
+    Role,
+    Taint,
+    Toleration,
+    Topology,
+)
+from queuectl.model.plan import Placement
 from queuectl.model.policy import (
     Amounts,
     Cause,
@@ -27,6 +45,7 @@ from queuectl.model.policy import (
 
 Case = Mapping[str, Any]
 
+HOST = "kubernetes.io/hostname"
 _STOP = {"stop": Stop.STOP, "next": Stop.NEXT}
 _CAUSE = {
     Cause.QUEUE: "queue",
@@ -47,9 +66,23 @@ def expected(case: Case) -> dict[str, Any]:
     if case["kind"] == "preempt":
         return {"preempt": {name: want["reasons"].get(name) for name in want["preempt"]}}
     return {
-        "assignments": want["assignments"],
+        "assignments": {name: _meant(case, name, podsets) for name, podsets in want["assignments"].items()},
         "preempt": {name: want["reasons"].get(name) for name in want["preempt"]},
         "pending": sorted(want["pending"]),
+        "evictForNodeFailure": sorted(want.get("evictForNodeFailure", ())),
+    }
+
+
+def _meant(case: Case, name: str, podsets: Case) -> dict[str, Any]:
+    """Return assignments without flavors and places of what nobody asks for: of no pods, or of none of a resource."""
+    asked = {
+        p["name"]: p["requests"] for w in case["pending"] + case["admitted"] if w["name"] == name for p in w["podsets"]
+    }
+    return {
+        role: {**given, "flavors": {r: flavor for r, flavor in given["flavors"].items() if asked[role].get(r)}}
+        if given["count"]
+        else {"count": 0, "flavors": {}}
+        for role, given in podsets.items()
     }
 
 
@@ -75,30 +108,136 @@ def _cycle(case: Case) -> dict[str, Any]:
     running = _running(case)
     tree = _tree(queues, running)
     waiting = [_gang(workload) for workload in case["pending"]]
+    flavors = _flavors(case)
     snapshot = Snapshot(
         queues=queues,
-        flavors={name: Flavor(name) for name in case["flavors"]},
+        flavors=flavors,
         waiting=Backlog(waiting),
-        fleet=None,
+        fleet=_fleet(case, running),
         tree=tree,
         later=tree.copy(),
         running=running,
         policy=Policy(fair_sharing=_fair(case), one_head=True, resource_groups=True),
     )
     decided = plan(snapshot, 0.0)
+    repaired = _repaired(case, snapshot)
     names = {gang.uid: gang for gangs in running.values() for gang in gangs}
     return {
         "assignments": {
-            a.uid: {role: {"count": count, "flavors": dict(a.flavors[role])} for role, count in a.pods.items()}
+            a.uid: {
+                role: {"count": count, "flavors": dict(a.flavors[role])}
+                | _placed(case, a.flavors[role], role, a.placements)
+                for role, count in a.pods.items()
+            }
             for a in decided.admissions
-        },
+        }
+        | {name: assignment for name, assignment in repaired.items() if assignment},
         "preempt": {v.uid: _cause(names[v.uid], v.cause) for preempt in decided.preemptions for v in preempt.victims},
         "pending": sorted(decided.waits),
+        "evictForNodeFailure": sorted(name for name, assignment in repaired.items() if not assignment),
     }
+
+
+def _repaired(case: Case, snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+    """Return workloads that have lost nodes, with their assignments after that; empty ones: they lose all."""
+    result = {}
+    for workload in case["admitted"]:
+        failed = workload.get("failedNodes", ())
+        if not failed or snapshot.fleet is None:
+            continue
+        gang = _gang(workload)
+        flavors = {p["name"]: next(iter(p["flavors"].values())) for p in workload["podsets"]}
+        stays: dict[tuple[str, int], str] = {}
+        for podset in workload["podsets"]:
+            nodes = [p.node for p in _placements(case, podset) for _ in range(p.pods)]
+            stays |= {(podset["name"], index): node for index, node in enumerate(nodes) if node not in failed}
+        found = places_for_missing(
+            snapshot.fleet, gang, {role: snapshot.flavors[flavor] for role, flavor in flavors.items()}, stays
+        )
+        placements = [
+            Placement(role, flavors[role], node, 1, ()) for (role, _), node in sorted((stays | (found or {})).items())
+        ]
+        result[gang.uid] = (
+            {}
+            if found is None
+            else {
+                p["name"]: {"count": p["count"], "flavors": p["flavors"]}
+                | _placed(case, p["flavors"], p["name"], placements)
+                for p in workload["podsets"]
+            }
+        )
+    return result
 
 
 def _cause(gang: Running, cause: Cause) -> str:
     return "alreadyEvicting" if gang.evicting else _CAUSE[cause]
+
+
+def _flavors(case: Case) -> dict[str, Flavor]:
+    if "nodes" not in case:
+        return {name: Flavor(name) for name in case["flavors"]}
+    return {
+        flavor["name"]: Flavor(
+            flavor["name"],
+            tuple(sorted(flavor["nodeLabels"].items())),
+            tuple(Toleration(**toleration) for toleration in flavor.get("tolerations", ())),
+            levels=tuple(Level(label, label) for label in _levels(case, flavor["name"])),
+        )
+        for flavor in case["flavors"]
+    }
+
+
+def _levels(case: Case, flavor: str) -> list[str]:
+    """Return the labels that are the levels of a flavor's topology, the widest first."""
+    topologies = {topology["name"]: topology["levels"] for topology in case["topologies"]}
+    return next((topologies[f["topology"]] for f in case["flavors"] if f["name"] == flavor and f["topology"]), [])
+
+
+def _fleet(case: Case, running: Mapping[str, list[Running]]) -> Fleet | None:
+    """Return the nodes with what others' pods and admitted workloads use of them; None where quota alone decides."""
+    if "nodes" not in case:
+        return None
+    failed = {name for workload in case["admitted"] for name in workload.get("failedNodes", ())}
+    fleet = Fleet()
+    for node in case["nodes"]:
+        taints = tuple(Taint(taint["key"], taint.get("value", ""), taint["effect"]) for taint in node.get("taints", ()))
+        name = node["labels"].get(HOST, node["name"])  # workloads' places name the label
+        ready = node["ready"] and name not in failed
+        fleet.set_node(Node(name, node["labels"], taints, node["allocatable"], ready=ready))
+    for pod in case["otherPods"]:
+        if pod["phase"] not in {"Succeeded", "Failed"}:
+            fleet.use(pod["node"], {"pods": 1, **pod["requests"]}.items(), 1)
+    for gang in (gang for gangs in running.values() for gang in gangs):
+        for p in gang.placements:
+            fleet.reserve(p.node, p.requests, p.pods)
+    return fleet
+
+
+def _placements(case: Case, podset: Case) -> Iterator[Placement]:
+    """Yield where the pods of an admitted podset are."""
+    placed = podset.get("placed") or {"levels": [""], "domains": []}
+    hosts = {node["labels"].get(placed["levels"][-1]): node["labels"].get(HOST, node["name"]) for node in case["nodes"]}
+    flavor = next(iter(podset["flavors"].values()))
+    for domain in placed["domains"]:
+        host = domain["values"][-1]
+        yield Placement(podset["name"], flavor, hosts.get(host, host), domain["pods"], _requests(podset))
+
+
+def _placed(case: Case, flavors: Mapping[str, str], role: str, placements: Iterable[Placement]) -> dict[str, Any]:
+    """Return where the pods of a role are, by the lowest level of the topology of its flavor, if that has one."""
+    if "nodes" not in case or not (levels := _levels(case, next(iter(flavors.values()), ""))):
+        return {}
+    labels = {node["labels"].get(HOST, node["name"]): node["labels"] for node in case["nodes"]}
+    pods: Counter[str] = Counter()
+    for p in placements:
+        if p.role == role:
+            pods[labels[p.node][levels[-1]]] += p.pods
+    domains = [{"values": [name], "pods": count} for name, count in sorted(pods.items())]
+    return {"placed": {"levels": levels[-1:], "domains": domains}}
+
+
+def _requests(podset: Case) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted({"pods": 1, **podset["requests"]}.items()))
 
 
 def _queues(case: Case) -> dict[str, Queue]:
@@ -158,6 +297,9 @@ def _running(case: Case) -> dict[str, list[Running]]:
             submitted_at=workload["createdAt"] or 0,
             admitted_at=workload["admittedAt"] or 0,
             usage=usage,
+            placements=tuple(p for podset in workload["podsets"] for p in _placements(case, podset))
+            if "nodes" in case
+            else (),
             evicting=bool(workload.get("evicting")),
         )
         result.setdefault(gang.queue, []).append(gang)
@@ -174,7 +316,7 @@ def _tree(queues: Mapping[str, Queue], running: Mapping[str, list[Running]]) -> 
 
 def _gang(workload: Case) -> Gang:
     roles = tuple(
-        Role(p["name"], p["count"], tuple(sorted(p["requests"].items())), least=p.get("minCount"))
+        Role(p["name"], p["count"], _requests(p), _constraints(p), least=p.get("minCount"), topology=_topology(p))
         for p in workload["podsets"]
     )
     return Gang(
@@ -190,3 +332,19 @@ def _gang(workload: Case) -> Gang:
 
 def _fair(case: Case) -> tuple[FairRule, ...]:
     return tuple(FairRule(rule) for rule in case["fairSharing"] or ())
+
+
+def _constraints(podset: Case) -> Constraints:
+    asked = podset.get("nodeAffinity") or ()
+    labels = tuple(Requirement(one["key"], one["operator"], tuple(one["values"])) for one in asked)
+    return Constraints(terms=(NodeTerm(labels),) if labels else ())
+
+
+def _topology(podset: Case) -> Topology:
+    asked = podset.get("topology") or {}
+    return Topology(
+        required=asked.get("required", ""),
+        preferred=asked.get("preferred", ""),
+        slice_level=asked.get("sliceLevel", ""),
+        slice_size=asked.get("sliceSize", 1),
+    )
