@@ -3,7 +3,8 @@
 Nothing here is decided by a cycle: an eviction for nobody's sake is for people to order, who see what it costs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -120,9 +121,7 @@ def _by_quota(snapshot: Snapshot, gang: Gang, now: float) -> Entry:
 
 
 class _Search:
-    def __init__(
-        self, snapshot: Snapshot, gang: Gang, gangs: Mapping[str, Gang], now: float, by_quota: Entry
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, gang: Gang, gangs: Mapping[str, Gang], now: float, by_quota: Entry) -> None:
         self.snapshot = snapshot
         self.gang = gang
         self.gangs = gangs
@@ -167,57 +166,118 @@ class _Search:
         return running.price(self.now)
 
     def _in_order(self, order: Sequence[Running], freed: Freed) -> Proposal | None:
-        """Take gangs away until the waiting one fits and they all fit elsewhere; then keep as many as can stay."""
-        taken: list[Running] = []
-        budgets, tries = dict(self.snapshot.budgets), 0
-        found = None
-        for running in order:
-            if any(budgets.get(key, 0) < pods for key, pods in running.covered):
-                continue
-            for key, pods in running.covered:
-                budgets[key] -= pods
-            taken.append(running)
-            freed.take(running)
-            if freed.fits():
-                found, tries = self._all_fit(taken), tries + 1
-            if found is not None or tries == TRIES:
-                break
-        for running in reversed(taken):
-            freed.put_back(running)
+        """Return the moves that are found if gangs are taken away in this order."""
+        found = self._few(order, freed) or self._more(order, freed)
         return found and self._fewer(found)
 
+    def _few(self, order: Sequence[Running], freed: Freed) -> Proposal | None:
+        """Take gangs away until the waiting one fits, as few as need be; who finds no other place stays where it is."""
+        taken: dict[str, Running] = {}
+        left, budgets = deque(order), dict(self.snapshot.budgets)
+        try:
+            for _ in range(TRIES):
+                while not freed.fits():
+                    if not left:
+                        return None
+                    running = left.popleft()
+                    if _spend(budgets, running):
+                        taken[running.uid] = running
+                        freed.take(running)
+                spared = self._give_back(taken, freed, budgets)
+                found = self._all_fit(taken.values())
+                if isinstance(found, Proposal):
+                    return found
+                for running in found:
+                    freed.put_back(taken.pop(running.uid))
+                    _spend(budgets, running, back=True)
+                left.extendleft(reversed(spared))
+            return None
+        finally:
+            for running in reversed(taken.values()):
+                freed.put_back(running)
+
+    def _give_back(self, taken: dict[str, Running], freed: Freed, budgets: dict[str, int]) -> list[Running]:
+        """Put back, the dearest first, whoever is not needed, and return them in the order of taking."""
+        spared = set()
+        for running in sorted(taken.values(), key=lambda one: (self._price(one), one.uid), reverse=True):
+            freed.put_back(running)
+            if freed.fits():
+                spared.add(running.uid)
+                _spend(budgets, running, back=True)
+            else:
+                freed.take(running)
+        back = [running for uid, running in taken.items() if uid in spared]
+        for uid in spared:
+            del taken[uid]
+        return back
+
+    def _more(self, order: Sequence[Running], freed: Freed) -> Proposal | None:
+        """Take one after the other away until all find a place, so that one may go where another has been."""
+        taken: list[Running] = []
+        budgets, tries = dict(self.snapshot.budgets), 0
+        try:
+            for running in order:
+                if not _spend(budgets, running):
+                    continue
+                taken.append(running)
+                freed.take(running)
+                if freed.fits():
+                    found, tries = self._all_fit(taken), tries + 1
+                    if isinstance(found, Proposal):
+                        return found
+                    if tries == TRIES:
+                        break
+            return None
+        finally:
+            for running in reversed(taken):
+                freed.put_back(running)
+
     def _fewer(self, found: Proposal) -> Proposal:
-        """Let stay, the dearest first, everybody without whom it can be done."""
-        for move in sorted(found.moves, key=lambda move: (move.cost, move.gang.uid), reverse=True):
+        """Let stay, the dearest first, those without whom it can be done."""
+        dearest = sorted(found.moves, key=lambda move: (move.cost, move.gang.uid), reverse=True)
+        for move in dearest[:TRIES]:
             others = [other.gang for other in found.moves if other.gang.uid != move.gang.uid]
-            if len(others) < len(found.moves):
-                found = self._all_fit(others) or found
+            fewer = self._all_fit(others) if len(others) < len(found.moves) else None
+            found = fewer if isinstance(fewer, Proposal) else found
         return found
 
-    def _all_fit(self, away: Sequence[Running]) -> Proposal | None:
-        """Return what becomes of gangs that are taken away and of the one that waits, if all have a place."""
+    def _all_fit(self, away: Collection[Running]) -> Proposal | list[Running]:
+        """Return what becomes of gangs that are taken away and of the one that waits, if all have a place.
+
+        Else those that have none; all of them if the one that waits has none.
+        """
         trial = self.snapshot.copy()
         fleet = trial.fleet
         if fleet is None:
-            return None
+            return list(away)
         for p in (p for running in away for p in running.placements):
             fleet.reserve(p.node, p.requests, -p.pods)
         entry = nominate(trial, {running.uid for running in away}, self.gang, self.now)
         if entry.wait is not None:
-            return None
+            return list(away)
         trial.assume(self.gang, entry.admission(), [victim.gang for victim in entry.victims])
-        moves = []
+        moves, homeless = [], []
         for running in sorted(away, key=lambda running: (-running.gpus, -running.pods, running.uid)):
-            gang = self.gangs[running.uid]
-            places = fit.place(fleet, *_as_it_is(trial, gang, running))
+            places = fit.place(fleet, *_as_it_is(trial, self.gangs[running.uid], running))
             if isinstance(places, fit.Short):
-                return None
+                homeless.append(running)
+                continue
             for p in places:
                 fleet.reserve(p.node, p.requests, p.pods)
             if by_index(places) != by_index(running.placements):
                 moves.append(Relocation(running, places, running.lost(self.now)))
         victims = tuple(victim.gang for victim in entry.victims)
-        return Proposal(self.gang, entry.admission(), tuple(moves), victims)
+        return homeless or Proposal(self.gang, entry.admission(), tuple(moves), victims)
+
+
+def _spend(budgets: dict[str, int], running: Running, *, back: bool = False) -> bool:
+    """Take a gang's pods from the disruption budgets that cover them, or give them back; False if one is too small."""
+    sign = 1 if back else -1
+    if any(budgets.get(key, 0) + sign * pods < 0 for key, pods in running.covered):
+        return False
+    for key, pods in running.covered:
+        budgets[key] += sign * pods
+    return True
 
 
 def _as_it_is(snapshot: Snapshot, gang: Gang, running: Running) -> tuple[list[Role], dict[str, Flavor]]:
@@ -231,7 +291,7 @@ def _carried_out(snapshot: Snapshot, proposal: Proposal) -> Snapshot:
     """Return the snapshot in which it is done. Who has moved, or gives way, is not asked again."""
     gone = {running.uid for running in (*proposal.victims, *(move.gang for move in proposal.moves))}
     after = snapshot.copy()
-    for move in proposal.moves if after.fleet else ():
+    for move in proposal.moves if after.fleet is not None else ():
         for sign, placements in ((-1, move.gang.placements), (+1, move.to)):
             for p in placements:
                 after.fleet.reserve(p.node, p.requests, sign * p.pods)

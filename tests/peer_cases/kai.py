@@ -6,7 +6,7 @@ queue goes before any weight, and before any priority of a job. Of the same prio
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
