@@ -11,11 +11,12 @@ from functools import reduce
 from queuectl.core import fit
 from queuectl.core.cycle import entry_key
 from queuectl.core.elastic import pods_of
+from queuectl.core.fleet import Fleet
 from queuectl.core.freed import Freed
 from queuectl.core.nominate import Entry, flavors_of, nominate
 from queuectl.core.preemption import Field, Running, victim_order
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.objects import Flavor, Gang, Role
+from queuectl.model.objects import Gang
 from queuectl.model.plan import Admission, Placement, by_index
 from queuectl.model.policy import VictimChoice
 from queuectl.model.resources import is_gpu
@@ -133,7 +134,8 @@ class _Search:
         """Try orders of taking, as preemption does, and return the cheapest."""
         copy = self.snapshot.copy()
         roles, usage = self.by_quota.roles, self.by_quota.assignment.usage
-        freed = Freed(copy, self.gang.queue, usage, roles, flavors_of(copy, self.by_quota))
+        flavors, together = flavors_of(copy, self.by_quota), self.gang.together
+        freed = Freed(copy, self.gang.queue, usage, roles, flavors=flavors, together=together)
         for victim in self.by_quota.victims:
             freed.take(victim.gang)
         found = [proposal for order in self._orders(freed) for proposal in [self._in_order(order, freed)] if proposal]
@@ -258,7 +260,7 @@ class _Search:
         trial.assume(self.gang, entry.admission(), [victim.gang for victim in entry.victims])
         moves, homeless = [], []
         for running in sorted(away, key=lambda running: (-running.gpus, -running.pods, running.uid)):
-            places = fit.place(fleet, *_as_it_is(trial, self.gangs[running.uid], running))
+            places = _place_anew(trial, fleet, self.gangs[running.uid], running)
             if isinstance(places, fit.Short):
                 homeless.append(running)
                 continue
@@ -280,11 +282,14 @@ def _spend(budgets: dict[str, int], running: Running, *, back: bool = False) -> 
     return True
 
 
-def _as_it_is(snapshot: Snapshot, gang: Gang, running: Running) -> tuple[list[Role], dict[str, Flavor]]:
-    """Return a gang's roles with the pods that it has, and the flavors that these are of."""
+def _place_anew(
+    snapshot: Snapshot, fleet: Fleet, gang: Gang, running: Running
+) -> tuple[Placement, ...] | fit.Short:
+    """Return another place for the pods that a gang has, on nodes of the flavors that they have."""
     pods = pods_of(running.placements)
     flavors = {p.role: snapshot.flavors[p.flavor] for p in running.placements}
-    return [replace(role, pods=pods[role.name]) for role in gang.roles if role.name in pods], flavors
+    roles = [replace(role, pods=pods[role.name]) for role in gang.roles if role.name in pods]
+    return fit.place(fleet, roles, flavors, gang.together)
 
 
 def _carried_out(snapshot: Snapshot, proposal: Proposal) -> Snapshot:

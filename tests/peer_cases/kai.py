@@ -19,7 +19,7 @@ from queuectl.core.preemption import Running
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import Tree
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload
-from queuectl.model.objects import Flavor, Gang, Job, Node, Pod, Queue, Role
+from queuectl.model.objects import Flavor, Gang, Job, Level, Node, Pod, Queue, Role, Together
 from queuectl.model.plan import Placement
 from queuectl.model.policy import Cell, FairRule, Preemption, Quota, Reclaim, VictimChoice, Within
 
@@ -159,7 +159,7 @@ class _World:
             running.setdefault(gang.queue, []).append(_running(gang, attempt))
         return Snapshot(
             queues=self.queues,
-            flavors={FLAVOR: Flavor(FLAVOR)},
+            flavors={FLAVOR: Flavor(FLAVOR, levels=_levels(self.case))},
             waiting=Backlog(gang for uid, gang in self.gangs.items() if uid not in self.attempts),
             fleet=fleet,
             tree=tree,
@@ -198,6 +198,11 @@ def _queues(case: Case) -> dict[str, Queue]:
     return queues
 
 
+def _levels(case: Case) -> tuple[Level, ...]:
+    """Return the levels of the case's topology, which are called what their labels are."""
+    return tuple(Level(label, label) for topology in case.get("topologies", ()) for label in topology["levels"])
+
+
 def _node(node: Mapping[str, Any]) -> Node:
     allocatable = {
         GPU: node["gpus"],
@@ -222,6 +227,7 @@ def _gang(job: Mapping[str, Any], case: Case, at: int) -> Gang:
         tuple(sorted((resource, amount) for resource, amount in requests.items() if amount)),
         least=job["minPods"] if job["minPods"] < pods else None,
     )
+    topology = job.get("topology") or {}
     queue = next(queue for queue in case["queues"] if queue["name"] == job["queue"])
     before = (queue["priority"] or USUAL_PRIORITY) - USUAL_PRIORITY
     return Gang(
@@ -233,6 +239,7 @@ def _gang(job: Mapping[str, Any], case: Case, at: int) -> Gang:
         submitted_at=0.0,
         seq=at,
         roles=(role,),
+        together=Together(topology.get("required") or "", topology.get("preferred") or ""),
         preemptible=job["preemptible"],
     )
 
