@@ -16,14 +16,15 @@ from queuectl.core.freed import Freed
 from queuectl.core.nominate import Entry, flavors_of, nominate
 from queuectl.core.preemption import Field, Running, victim_order
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.objects import Gang
+from queuectl.model.objects import Flavor, Gang
 from queuectl.model.plan import Admission, Placement, by_index
 from queuectl.model.policy import VictimChoice
-from queuectl.model.resources import is_gpu
+from queuectl.model.resources import is_extended, is_gpu
 from queuectl.model.work import NO_WORK, RESTART_SECONDS, Work
 
 MAX_PROPOSALS = 20
-TRIES = 32  # sets of gangs of which it is looked whether all find another place, for each order of taking
+TRIES = 16  # sets of gangs of which it is looked whether all find another place, for each order of taking
+CHAIN = 64  # gangs at most among whom it is looked whether one could go where another has been
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +137,25 @@ class _Search:
         roles, usage = self.by_quota.roles, self.by_quota.assignment.usage
         flavors, together = flavors_of(copy, self.by_quota), self.gang.together
         freed = Freed(copy, self.gang.queue, usage, roles, flavors=flavors, together=together)
+        if not self._is_enough(flavors):
+            return None
         for victim in self.by_quota.victims:
             freed.take(victim.gang)
         found = [proposal for order in self._orders(freed) for proposal in [self._in_order(order, freed)] if proposal]
         return min(found, key=lambda proposal: (proposal.cost, len(proposal.moves)), default=None)
+
+    def _is_enough(self, flavors: Mapping[str, Flavor]) -> bool:
+        """Tell whether there are devices enough for each role in what is free, and what victims leave, all together."""
+        fleet = self.snapshot.fleet
+        if fleet is None:
+            return False
+        free = fleet.free((p.node, p.requests, p.pods) for v in self.by_quota.victims for p in v.gang.placements)
+        return all(
+            free.total(flavors[role.name], role.constraints, ((resource, 1),)) >= amount * role.pods
+            for role in self.by_quota.roles
+            for resource, amount in role.requests
+            if is_extended(resource)
+        )
 
     def _movable(self) -> list[Running]:
         leaving = {victim.gang.uid for victim in self.by_quota.victims}
@@ -219,7 +235,7 @@ class _Search:
         budgets, tries = dict(self.snapshot.budgets), 0
         try:
             for running in order:
-                if not _spend(budgets, running):
+                if len(taken) == CHAIN or not _spend(budgets, running):
                     continue
                 taken.append(running)
                 freed.take(running)
@@ -282,9 +298,7 @@ def _spend(budgets: dict[str, int], running: Running, *, back: bool = False) -> 
     return True
 
 
-def _place_anew(
-    snapshot: Snapshot, fleet: Fleet, gang: Gang, running: Running
-) -> tuple[Placement, ...] | fit.Short:
+def _place_anew(snapshot: Snapshot, fleet: Fleet, gang: Gang, running: Running) -> tuple[Placement, ...] | fit.Short:
     """Return another place for the pods that a gang has, on nodes of the flavors that they have."""
     pods = pods_of(running.placements)
     flavors = {p.role: snapshot.flavors[p.flavor] for p in running.placements}
@@ -296,10 +310,15 @@ def _carried_out(snapshot: Snapshot, proposal: Proposal) -> Snapshot:
     """Return the snapshot in which it is done. Who has moved, or gives way, is not asked again."""
     gone = {running.uid for running in (*proposal.victims, *(move.gang for move in proposal.moves))}
     after = snapshot.copy()
-    for move in proposal.moves if after.fleet is not None else ():
-        for sign, placements in ((-1, move.gang.placements), (+1, move.to)):
-            for p in placements:
-                after.fleet.reserve(p.node, p.requests, sign * p.pods)
+    if after.fleet is not None:
+        _relocate(after.fleet, proposal.moves)
     after.assume(proposal.gang, proposal.admission, proposal.victims)
     running = {queue: [one for one in some if one.uid not in gone] for queue, some in snapshot.running.items()}
     return replace(after, running=running)
+
+
+def _relocate(fleet: Fleet, moves: Iterable[Relocation]) -> None:
+    for move in moves:
+        for sign, placements in ((-1, move.gang.placements), (+1, move.to)):
+            for p in placements:
+                fleet.reserve(p.node, p.requests, sign * p.pods)
