@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from queuectl.core import fit
+from queuectl.core.backlog import pending_key
 from queuectl.core.cycle import entry_key
 from queuectl.core.elastic import pods_of
 from queuectl.core.fleet import Fleet
 from queuectl.core.freed import Freed
+from queuectl.core.limits import not_for, particular, stopped
 from queuectl.core.nominate import Entry, flavors_of, nominate
 from queuectl.core.preemption import Field, Running, victim_order
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.objects import Flavor, Gang
+from queuectl.model.objects import Flavor, Gang, QueueOrder
 from queuectl.model.plan import Admission, Placement, by_index
 from queuectl.model.policy import VictimChoice
 from queuectl.model.resources import is_extended, is_gpu
@@ -80,7 +82,7 @@ def proposals(snapshot: Snapshot, gangs: Mapping[str, Gang], now: float, within:
     found: list[Proposal] = []
     for gang in _lacking_nodes(snapshot, now):
         proposal = make_room(snapshot, gang, gangs, now)
-        if proposal is not None and proposal.pays_after <= within:
+        if proposal is not None and proposal.moves and proposal.pays_after <= within:
             found.append(proposal)
             snapshot = _carried_out(snapshot, proposal)
             if len(found) == MAX_PROPOSALS:
@@ -107,13 +109,19 @@ def gpus_of(placements: Iterable[Placement]) -> int:
 
 def _lacking_nodes(snapshot: Snapshot, now: float) -> list[Gang]:
     """Return of each shape of waiting gangs the first, if only nodes keep it waiting."""
-    snapshot.waiting.wake(now)
+    backlog = snapshot.waiting
+    backlog.wake(now)
+    backlog.tell_apart({name for name, queue in snapshot.queues.items() if particular(queue)})
     entries = []
-    for queue, line in snapshot.waiting.lines.items():
-        for group in line.groups.values() if queue in snapshot.queues else ():
-            gang = group.gangs[0]
+    for name, line in backlog.lines.items():
+        queue = snapshot.queues.get(name)
+        if queue is None or name in snapshot.broken_queues or stopped(snapshot.queues, name):
+            continue
+        firsts = sorted((group.gangs[0] for group in line.groups.values()), key=pending_key)
+        for gang in firsts[:1] if queue.order is QueueOrder.STRICT_FIFO else firsts:
             entry = _by_quota(snapshot, gang, now)
-            if entry.wait is None and nominate(snapshot, (), gang, now).wait is not None:
+            allowed = not_for(queue, gang.namespace, snapshot.namespaces.get(gang.namespace, {})) is None
+            if allowed and entry.wait is None and nominate(snapshot, (), gang, now).wait is not None:
                 entries.append(entry)
     return [entry.gang for entry in sorted(entries, key=entry_key)]
 

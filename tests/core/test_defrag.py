@@ -14,9 +14,9 @@ from queuectl.core.elastic import pods_of
 from queuectl.core.fleet import Base
 from queuectl.core.preemption import Running
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.objects import Gang, Node, Queue
+from queuectl.model.objects import Gang, Node, Queue, Requirement
 from queuectl.model.plan import Placement
-from queuectl.model.policy import Preemption, Quota, Reclaim, VictimChoice
+from queuectl.model.policy import Preemption, Quota, Reclaim, StopPolicy, VictimChoice
 from queuectl.model.work import Work
 from tests.support.builders import GPU, gang, node, queue, role, snapshot
 
@@ -126,6 +126,17 @@ def test_nothing_is_proposed_for_whom_quota_keeps_waiting_or_who_could_start() -
     view, gangs = world(HALVES, those, [WHOLE], [queue(any={GPU: 15})])
     assert defrag.proposals(view, gangs, NOW, within=1e9) == []
     view, gangs = world([*HALVES, node("n2")], those, [WHOLE])
+    assert defrag.proposals(view, gangs, NOW, within=1e9) == []
+
+
+def test_nothing_is_proposed_for_whom_its_queue_would_not_start() -> None:
+    those = [running(small("a"), {"n0": 1}), running(small("b"), {"n1": 1})]
+    others = Requirement("team", "Exists")
+    for its in (replace(queue(), stop=StopPolicy.HOLD), replace(queue(), namespaces=(others,))):
+        view, gangs = world(HALVES, those, [WHOLE], [its])
+        assert defrag.proposals(view, gangs, NOW, within=1e9) == []
+    first = gang("first", role(gpu=8, pods=3), priority=1)
+    view, gangs = world(HALVES, those, [first, WHOLE], [queue(strict=True)])
     assert defrag.proposals(view, gangs, NOW, within=1e9) == []
 
 
