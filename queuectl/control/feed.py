@@ -65,16 +65,10 @@ async def load(world: World, ledger: Ledger) -> None:
 
 
 async def look(client: KubeClient, ledger: Ledger, policy: Policy) -> World:
-    """Return the world as it is now, for somebody who only wants to know."""
+    """Return the world as it is now, for somebody who only wants to know. Raises what its sources raise."""
     world = World(BackOff(), policy)
     everything, _ = informers(client, world)
-    running = [asyncio.create_task(informer.run()) for informer in everything]
-    try:
-        await in_sync(everything)
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    await asyncio.gather(*(informer.once() for informer in everything))
     await load(world, ledger)
     world.submissions(world.jobs)  # those that the controller has not seen yet
     return world

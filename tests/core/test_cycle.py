@@ -10,10 +10,10 @@ from queuectl.core.backlog import pending_key
 from queuectl.core.cycle import plan
 from queuectl.core.fleet import Base
 from queuectl.core.nominate import nominate
-from queuectl.core.snapshot import Policy, Snapshot
+from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Gang, Node, Queue
 from queuectl.model.plan import Admission
-from queuectl.model.policy import FairRule, Quota
+from queuectl.model.policy import Quota
 from queuectl.model.reasons import Reason, Why
 from tests.support.builders import GPU, HCA, flavor, gang, node, queue, role, snapshot, spread
 
@@ -312,17 +312,3 @@ def test_the_snapshot_is_not_used_up() -> None:
     assert view.fleet
     assert view.fleet.matrix(Base.FREE)[:, 0].sum() == 16
     assert plan(view, NOW) == first
-
-
-@pytest.mark.parametrize(("priority", "first"), [(0, "late"), (1, "early")])
-def test_where_nodes_are_fewer_than_quotas_promise_who_uses_the_smaller_part_of_its_own_goes_first(
-    priority: int, first: str
-) -> None:
-    """With fair sharing, priorities alike: else who submits first has all that is left of a cluster that shrank."""
-    owned = {("any", GPU): Quota(16)}
-    queues = [Queue("all"), Queue("much", "all", quotas=owned), Queue("little", "all", quotas=owned)]
-    waiting = [whole("early", queue="much", priority=priority, seq=1), whole("late", queue="little", seq=2)]
-    view = snapshot(waiting, nodes=[node("n0")], queues=queues, usage={("much", "any", GPU): 8})
-    for fair, who in ((FairRule.FINAL,), first), ((), "early"):
-        decided = plan(replace(view, policy=Policy(fair_sharing=fair)), NOW)
-        assert [admission.uid for admission in decided.admissions] == [who]
