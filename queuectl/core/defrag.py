@@ -4,9 +4,11 @@ Nothing here is decided by a cycle: an eviction for nobody's sake is for people 
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+
+import numpy as np
 
 from queuectl.core import fit
 from queuectl.core.backlog import pending_key
@@ -26,6 +28,7 @@ from queuectl.model.work import NO_WORK, RESTART_SECONDS, Work
 
 MAX_PROPOSALS = 20
 TRIES = 16  # sets of gangs of which it is looked whether all find another place, for each order of taking
+REGIONS = 8  # domains at most that are looked at, for a gang that has to be in one
 CHAIN = 64  # gangs at most among whom it is looked whether one could go where another has been
 
 
@@ -138,6 +141,7 @@ class _Search:
         self.now = now
         self.by_quota = by_quota
         self.movable = self._movable()
+        self._by_peers = snapshot.rules[gang.queue].victims is VictimChoice.LOWEST_PRIORITY
 
     def best(self) -> Proposal | None:
         """Try orders of taking, as preemption does, and return the cheapest."""
@@ -149,8 +153,16 @@ class _Search:
             return None
         for victim in self.by_quota.victims:
             freed.take(victim.gang)
-        found = [proposal for order in self._orders(freed) for proposal in [self._in_order(order, freed)] if proposal]
-        return min(found, key=lambda proposal: (proposal.cost, len(proposal.moves)), default=None)
+        orders = (order for some in self._regions(flavors) for order in self._orders(some, freed))
+        found = [proposal for order in orders for proposal in [self._in_order(order, freed)] if proposal]
+        return min(found, key=self._preference, default=None)
+
+    def _preference(self, proposal: Proposal) -> tuple[object, ...]:
+        """Order of proposals: those that move whom the peers' order takes earlier, or those that cost less, in fewer moves."""
+        if self._by_peers:
+            most = [victim_order(move.gang, self.gang.queue) for move in proposal.moves]
+            return tuple(sorted(most, reverse=True))
+        return (proposal.cost, len(proposal.moves))
 
     def _is_enough(self, flavors: Mapping[str, Flavor]) -> bool:
         """Tell whether there are devices enough for each role in what is free, and what victims leave, all together."""
@@ -181,11 +193,32 @@ class _Search:
             and rules.protected_until(running) is None
         ]
 
-    def _orders(self, freed: Freed) -> list[list[Running]]:
-        peers = sorted(self.movable, key=lambda running: victim_order(running, self.gang.queue))
-        if self.snapshot.rules[self.gang.queue].victims is VictimChoice.LOWEST_PRIORITY:
-            return [peers]
-        cheapest = sorted(self.movable, key=self._price)
+    def _regions(self, flavors: Mapping[str, Flavor]) -> Iterator[list[Running]]:
+        """Yield who could move of each domain that could take all the gang, those with most room; of everywhere, else."""
+        fleet, bound = self.snapshot.fleet, fit.bound_roles(self.by_quota.roles)
+        if fleet is None:
+            return
+        role = min(bound, key=fit.largest_first)
+        layout = fit.Layout.of(role, flavors[role.name], self.gang.together, bound)
+        level, domains = max(layout.need.within, layout.shared), fleet.domains(*layout.keys)
+        if level < 0 or len(domains.starts[level]) == 1:
+            yield self.movable
+            return
+        there: dict[int, list[Running]] = {}
+        for running in self.movable:
+            rows = [row for p in running.placements if (row := fleet.row(p.node)) is not None]
+            for domain in sorted(set(domains.containing(level, rows))):
+                there.setdefault(domain, []).append(running)
+        unit = next(((name, 1) for name, _ in role.requests if is_extended(name)), ("pods", 1))
+        free = fleet.free().pods(flavors[role.name], role.constraints, (unit,))[domains.order]
+        room = np.add.reduceat(free, domains.starts[level])
+        for domain in sorted(there, key=lambda domain: (-room[domain], domain))[:REGIONS]:
+            yield there[domain]
+
+    def _orders(self, movable: Sequence[Running], freed: Freed) -> list[list[Running]]:
+        if self._by_peers:
+            return [sorted(movable, key=lambda running: victim_order(running, self.gang.queue))]
+        cheapest = sorted(movable, key=self._price)
         return [freed.cheapest_first(cheapest, self._price), cheapest]
 
     def _price(self, running: Running) -> Work:
@@ -202,13 +235,15 @@ class _Search:
         left, budgets = deque(order), dict(self.snapshot.budgets)
         try:
             for _ in range(TRIES):
+                step = 1
                 while not freed.fits():
                     if not left:
                         return None
-                    running = left.popleft()
-                    if _spend(budgets, running):
-                        taken[running.uid] = running
-                        freed.take(running)
+                    for running in [left.popleft() for _ in range(min(step, len(left)))]:
+                        if _spend(budgets, running):
+                            taken[running.uid] = running
+                            freed.take(running)
+                    step *= 2  # who is taken too many is given back
                 spared = self._give_back(taken, freed, budgets)
                 found = self._all_fit(taken.values())
                 if isinstance(found, Proposal):
@@ -224,17 +259,26 @@ class _Search:
 
     def _give_back(self, taken: dict[str, Running], freed: Freed, budgets: dict[str, int]) -> list[Running]:
         """Put back, the dearest first, whoever is not needed, and return them in the order of taking."""
-        spared = set()
-        for running in sorted(taken.values(), key=lambda one: (self._price(one), one.uid), reverse=True):
-            freed.put_back(running)
+        dearest = list(reversed(taken.values()))
+        if not self._by_peers:
+            dearest.sort(key=self._price, reverse=True)
+        spared: set[str] = set()
+        at, size = 0, 1
+        while at < len(dearest):  # several at once where that goes well
+            some = dearest[at : at + size]
+            for running in some:
+                freed.put_back(running)
             if freed.fits():
-                spared.add(running.uid)
-                _spend(budgets, running, back=True)
-            else:
+                spared |= {running.uid for running in some}
+                at, size = at + len(some), 2 * size
+                continue
+            for running in some:
                 freed.take(running)
+            at, size = (at + 1, 1) if len(some) == 1 else (at, len(some) // 2)
         back = [running for uid, running in taken.items() if uid in spared]
-        for uid in spared:
-            del taken[uid]
+        for running in back:
+            del taken[running.uid]
+            _spend(budgets, running, back=True)
         return back
 
     def _more(self, order: Sequence[Running], freed: Freed) -> Proposal | None:

@@ -14,11 +14,11 @@ from queuectl.core.elastic import pods_of
 from queuectl.core.fleet import Base
 from queuectl.core.preemption import Running
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.objects import Gang, Node, Queue, Requirement
+from queuectl.model.objects import Gang, Level, Node, Queue, Requirement, Together
 from queuectl.model.plan import Placement
 from queuectl.model.policy import Preemption, Quota, Reclaim, StopPolicy, VictimChoice
 from queuectl.model.work import Work
-from tests.support.builders import GPU, gang, node, queue, role, snapshot
+from tests.support.builders import GPU, flavor, gang, node, queue, role, snapshot
 
 NOW = 10_000.0
 CELL = ("any", GPU)
@@ -242,6 +242,35 @@ def test_whoever_moves_has_a_place_and_the_waiting_gang_starts_then() -> None:
         assert (after.fleet.matrix(Base.FREE) >= 0).all()
         assert [a.uid for a in plan(replace(after, waiting=Backlog([waiting])), NOW).admissions] == ["w"]
     assert found > 25
+
+
+def test_whoever_has_to_be_in_one_rack_is_so_wherever_it_goes() -> None:
+    racks = replace(flavor(), levels=(Level("rack", "rack"),))
+    found = 0
+    for seed in range(80):
+        rng = random.Random(seed)
+        nodes = [node(f"n{i}", labels={"rack": "ab"[i % 2]}) for i in range(6)]
+        free = {one.name: 8 for one in nodes}
+        those = []
+        for i in range(rng.randint(3, 8)):
+            gpus, rack = rng.choice([1, 2, 4]), rng.choice([0, 1])
+            places: dict[str, int] = {}
+            for at in rng.sample(sorted(free)[rack::2], 2):
+                if free[at] >= gpus:
+                    free[at] -= gpus
+                    places[at] = 1
+            if places:
+                job = gang(f"j{i}", role(pods=len(places), gpu=gpus), together=Together(required="rack"))
+                those.append(running(job, places))
+        waiting = gang("w", role(pods=rng.choice([2, 3]), gpu=8), together=Together(required="rack"))
+        view, gangs = world(nodes, those, [waiting])
+        proposal = make_room(replace(view, flavors={"any": racks}), waiting, gangs, NOW)
+        if proposal is None or not proposal.moves:
+            continue
+        found += 1
+        for placements in (proposal.admission.placements, *(move.to for move in proposal.moves)):
+            assert len({int(p.node[1:]) % 2 for p in placements}) == 1
+    assert found > 10
 
 
 def test_it_finds_moves_nearly_always_where_there_are_any_and_they_are_nearly_the_cheapest() -> None:
