@@ -115,6 +115,17 @@ def read_settings(**flags: Any) -> "Settings":
         raise CommandError(f"{name}: {first['input']!r}: {first['msg']}", Exit.USAGE) from error
 
 
+def ledger_settings(database_url: str | None, data: Path | None) -> "Settings":
+    """Return the settings of a controller whose ledger exists. Raises CommandError."""
+    settings = read_settings(database_url=database_url, data=data)
+    if not settings.database_url and not (settings.data / "postgres").exists():
+        raise CommandError(
+            f"no ledger in {settings.data}; name the controller's folder with --data, or set DATABASE_URL",
+            Exit.NOT_FOUND,
+        )
+    return settings
+
+
 @contextlib.contextmanager
 def database(settings: "Settings", *, shared: bool = False) -> Iterator[str]:
     """Yield the URL of the database; an embedded one runs as long as the caller.

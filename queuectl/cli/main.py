@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from queuectl.cli import change, cluster, controller, jobs, local, quota
+from queuectl.cli.defrag import defrag
 from queuectl.cli.errors import report
 from queuectl.cli.options import text
 from queuectl.cli.simulate import simulate
@@ -114,6 +115,21 @@ app.command(
         more="Counted are pods that are bound to the node and have not ended.",
     ),
 )(cluster.nodes)
+app.command(
+    short_help="Propose moves of running jobs that let waiting ones start.",
+    help=text(
+        "Propose moves of running jobs to other nodes, so that jobs can start for which there is room enough in all, and"
+        " not together.",
+        "queuectl defrag",
+        "queuectl defrag --within 10m",
+        "queuectl defrag -o json",
+        more="Nothing is changed. Each job that would move has another place beside the one that starts, and may be taken"
+        " by the rules of preemption: it is preemptible, has run for its queue's minRunSeconds, and its"
+        " PodDisruptionBudgets allow it. LOSES is its work since its last checkpoint or start; PAYS AFTER is how long the"
+        " waiting job has to run for as much work as all its moves cost, a restart of 600 s for each among it. Each"
+        " proposal reckons with those above it. Read are the cluster and the controller's ledger.",
+    ),
+)(defrag)
 app.command(
     short_help="Run scenarios in virtual time.",
     help=text(

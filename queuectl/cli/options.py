@@ -59,11 +59,11 @@ Watch = Annotated[bool, typer.Option("-w", "--watch", help="Go on showing what c
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
 
-def seconds(text: str) -> float:
-    """Return the seconds of a duration such as 90, 90s, 10m or 1h30m. Raises CommandError."""
+def seconds(text: str, flag: str = "--timeout") -> float:
+    """Return the seconds of a duration such as 90, 90s, 10m or 1h30m. Raises CommandError, which names the flag."""
     match = _DURATION.fullmatch(text)
     if not text or match is None or not any(match.groups()):
-        raise CommandError(f'--timeout: "{text}" is not a duration; write 90s, 10m or 1h30m', Exit.USAGE)
+        raise CommandError(f'{flag}: "{text}" is not a duration; write 90s, 10m or 1h30m', Exit.USAGE)
     hours, minutes, rest = (float(part or 0) for part in match.groups())
     return hours * 3600 + minutes * 60 + rest
 

@@ -87,12 +87,7 @@ def history(
     data: controller.Data = None,
 ) -> None:
     """Show changes of quotas."""
-    settings = controller.read_settings(database_url=database_url, data=data)
-    if not settings.database_url and not (settings.data / "postgres").exists():
-        raise CommandError(
-            f"no ledger in {settings.data}; name the controller's folder with --data, or set DATABASE_URL",
-            Exit.NOT_FOUND,
-        )
+    settings = controller.ledger_settings(database_url, data)
     with controller.database(settings, shared=True) as url:
         rows = asyncio.run(_history(url, queue or "", limit))
     if output in {Output.JSON, Output.YAML}:

@@ -6,14 +6,12 @@ the ledger is read, then the first cycle runs. A term that is lost takes all of 
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeVar
 
 import structlog
 
-from queuectl.control import metrics
+from queuectl.control import feed, metrics
 from queuectl.control.engine import Engine
 from queuectl.control.janitor import Janitor
 from queuectl.control.report import Reporter
@@ -21,21 +19,17 @@ from queuectl.control.settings import Settings
 from queuectl.control.world import World
 from queuectl.core.lifecycle import BackOff
 from queuectl.core.snapshot import Policy
-from queuectl.kube import decode, lease
+from queuectl.kube import lease
 from queuectl.kube.client import ApiError, ApiUnreachableError, KubeClient
 from queuectl.kube.context import namespace_of
-from queuectl.kube.informer import Informer, Item
-from queuectl.kube.names import API, jobs_path, pods_path
+from queuectl.kube.informer import Item
 from queuectl.kube.writes import DeposedError, Writer
 from queuectl.store.engine import Fenced, StoreUnavailable, open_engine
 from queuectl.store.leadership import Leadership, Term
 from queuectl.store.ledger import Ledger
 
-SYNC_SECONDS = 120.0  # for all lists of a new leader to come in
 STUCK_SECONDS = 60.0  # without a round of the engine: /healthz fails
 PAUSE_SECONDS = 1.0  # before standing for election again
-
-T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -132,29 +126,10 @@ class Manager:
         reporter = Reporter(world, writer, self._settings.identity, time.time)
         engine: Engine
 
-        def told(change: Callable[[T | None, T | None], None]) -> Callable[[T | None, T | None], None]:
-            def on_change(old: T | None, new: T | None) -> None:
-                change(old, new)
-                engine.wake()
+        def wake() -> None:
+            engine.wake()
 
-            return on_change
-
-        informers: list[Informer[Any]] = [
-            Informer(
-                self._client,
-                "/apis/scheduling.k8s.io/v1/priorityclasses",
-                decode.priority_class,
-                told(world.on_priority_class),
-            ),
-            Informer(self._client, "/apis/policy/v1/poddisruptionbudgets", decode.budget, told(world.on_budget)),
-            Informer(self._client, f"{API}/resourceflavors", decode.flavor, told(world.on_flavor)),
-            Informer(self._client, "/api/v1/namespaces", decode.namespace, told(world.on_namespace)),
-            Informer(self._client, f"{API}/queues", decode.queue, told(world.on_queue)),
-            Informer(self._client, "/api/v1/nodes", decode.node, told(world.on_node)),
-            Informer(self._client, jobs_path(), decode.job, told(world.on_job)),
-        ]
-        pods = Informer(self._client, pods_path(), decode.pod, told(world.on_pod))
-        informers.append(pods)
+        everything, pods = feed.informers(self._client, world, wake)
         engine = Engine(
             world=world,
             ledger=self._ledger,
@@ -167,16 +142,10 @@ class Manager:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_leading(epoch))
             group.create_task(self._show(epoch))
-            for informer in informers:
+            for informer in everything:
                 group.create_task(informer.run())
-            async with asyncio.timeout(SYNC_SECONDS):
-                for informer in informers:
-                    await informer.synced.wait()
-            loaded_at = time.time()
-            loaded = await self._ledger.load(list(world.jobs), half_life=world.history.half_life, now=loaded_at)
-            for queue, averages in loaded.past.items():
-                world.history.recall(queue, averages, loaded_at)
-            world.load(loaded.workloads, loaded.attempts, loaded.max_seq)
+            await feed.in_sync(everything)
+            await feed.load(world, self._ledger)
             log.info("in sync", jobs=len(world.jobs), active=len(world.attempts), nodes=len(world.fleet.node_names()))
             engine.beat = time.monotonic()
             self.health.engine = engine

@@ -369,6 +369,11 @@ class World:
             held=self._held,
         )
 
+    def gangs(self) -> dict[str, Gang]:
+        """Return the gangs with an attempt that was planned for the spec that they have now, by uid."""
+        planned = ((uid, self.jobs.get(uid), attempt.generation) for uid, attempt in self.attempts.items())
+        return {uid: job.gang for uid, job, generation in planned if job and job.generation == generation}
+
     def _waits(self, uid: str) -> bool:
         workload = self.workloads.get(uid)
         return workload is not None and workload.state is WorkloadState.QUEUED and self.problem(uid) is None

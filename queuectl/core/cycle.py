@@ -349,7 +349,8 @@ class _FairHeads(_Heads):
         """Return the winner of a tournament from the leaves up.
 
         At each level the one wins whose side, with it admitted, 1. does not borrow what it asks for 2. has the
-        smaller share, with what it had before added 3. has the higher priority 4. came earlier.
+        smaller share, with what it had before added 3. has the higher priority 4. uses the smaller part of what it
+        owns of that, which matters where nodes are fewer than quotas promise 5. came earlier.
         """
         sides = [(child, winner) for child in top.children for winner in [self._fairest(child)] if winner]
         if top.name in self._heads:
@@ -361,9 +362,10 @@ class _FairHeads(_Heads):
             node, queue = side
             entry = self._heads[queue].entry
             self._tree.add(queue, entry.assignment.usage)
-            share = node.share()
+            share, part = node.share(), node.part(entry.assignment.usage)
             self._tree.remove(queue, entry.assignment.usage)
             borrows = any(entry.assignment.usage.get(cell, 0) > 0 for cell in share.cells)
-            return (borrows, share.key_after(self._past.get(node.name)), *pending_key(entry.gang))
+            past = self._past.get(node.name)
+            return (borrows, share.key_after(past), -entry.gang.priority, part, pending_key(entry.gang))
 
         return min(sides, key=unfairness)[1]

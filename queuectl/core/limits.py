@@ -57,8 +57,11 @@ class Held:
         """Return a copy to count on in."""
         return type(self)(self.jobs.copy(), self.amounts.copy())
 
-    def over(self, queue: Queue, gang: Gang, roles: Sequence[Role]) -> Why | None:
-        """Return the limit that keeps the gang from starting with these pods now, or ever."""
+    def over(self, queue: Queue, gang: Gang, roles: Sequence[Role], *, starts: bool = True) -> Why | None:
+        """Return the limit that keeps the gang from starting with these pods now, or ever.
+
+        ``starts``: False for pods that it gets beside those that it has.
+        """
         limits = list(_limits(queue, gang.namespace, gang.user))
         if not limits:
             return None
@@ -78,7 +81,7 @@ class Held:
                 )  # fmt: skip
         for limit in limits:
             most_jobs, running = limit.cap.max_running, self.jobs[limit.key]
-            if most_jobs is not None and running >= most_jobs:
+            if starts and most_jobs is not None and running >= most_jobs:
                 return why(
                     Reason.MAX_RUNNING_REACHED, queue=queue.name, whose=limit.whose, running=running,
                     limit=most_jobs, field=f"{limit.prefix}maxRunning",

@@ -105,6 +105,11 @@ def _of_size(role: Role, pods: int) -> Role:
     return replace(role, pods=min(role.pods, -(-pods // size) * size))
 
 
+def flavors_of(snapshot: Snapshot, entry: Entry) -> dict[str, Flavor]:
+    """Return for each role the flavor whose nodes it goes to."""
+    return _Search(snapshot, (), entry.gang, 0.0)._flavors(entry.roles, entry.assignment)  # noqa: SLF001 - of here
+
+
 def patient_until(gang: Gang, queue: Queue) -> float:
     """Return the Unix seconds from which on a gang of the queue may take from others."""
     since = gang.submitted_at if gang.waits_since is None else gang.waits_since

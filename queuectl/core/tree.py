@@ -169,6 +169,12 @@ class Node:
         """Tell whether the subtree uses no more than its quota of any of the cells."""
         return not any(self.borrows_with(cell) for cell in cells)
 
+    def part(self, cells: Iterable[Cell]) -> Fraction:
+        """Return how much of what it owns the subtree uses, of that one of the cells where it is most; at most 1."""
+        owned = {cell: self.subtree.get(cell, 0) for cell in cells}
+        used = (Fraction(self.usage.get(cell, 0), amount) if amount else Fraction(1) for cell, amount in owned.items())
+        return min(max(used, default=Fraction(0)), Fraction(1))
+
     def share(self, usage: Mapping[Cell, int | Fraction] | None = None) -> Share:
         """Return the node's weighted dominant share, or what it would be if it used something else.
 

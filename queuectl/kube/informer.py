@@ -8,6 +8,7 @@ quiet for too long (back off, then go on from the last resource version seen).
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -108,6 +109,13 @@ class Informer(Generic[T]):
         self._params = {"labelSelector": label_selector} if label_selector else {}
         self._version = ""
         self._adopted: set[str] = set()  # keys of objects that neither list nor watch has shown yet
+
+    async def once(self) -> None:
+        """List, and don't watch. Raises ApiError and ApiUnreachableError."""
+        while not self.synced.is_set():
+            with suppress(_GoneError):
+                await self._list()
+                self.synced.set()
 
     async def run(self) -> None:
         """List and watch until cancelled."""

@@ -1,4 +1,4 @@
-"""What queues have used before, against the integral that it stands for; and whose turn it is then."""
+"""What queues have used before, against the integral that it stands for; and whose turn it is by shares."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -139,3 +139,19 @@ def test_the_past_of_queues_below_counts_above() -> None:
     assert winner(view) == "j-a"
     assert winner(replace(view, past=used(idle=3))) == "j-b"
     assert winner(replace(view, past=used(gone=3))) == "j-a"
+
+
+@pytest.mark.parametrize(("priority", "first"), [(0, "late"), (1, "early")])
+def test_where_nodes_are_fewer_than_quotas_promise_who_uses_the_smaller_part_of_its_own_goes_first(
+    priority: int, first: str
+) -> None:
+    """With fair sharing, priorities alike: else who submits first has all that is left of a cluster that shrank."""
+    owned = {CELL: Quota(16)}
+    queues = [Queue("all"), Queue("much", "all", quotas=owned), Queue("little", "all", quotas=owned)]
+    waiting = [
+        gang("early", role(gpu=8), queue="much", priority=priority, submitted_at=1.0),
+        gang("late", role(gpu=8), queue="little", submitted_at=2.0),
+    ]
+    view = snapshot(waiting, nodes=[node("n", gpu=8)], queues=queues, usage={("much", *CELL): 8})
+    assert winner(view) == "early"
+    assert winner(replace(view, policy=Policy(fair_sharing=(FairRule.FINAL,)))) == first

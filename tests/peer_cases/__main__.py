@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.peer_cases import kueue, volcano
+from tests.peer_cases import kai, kueue, volcano
 
 DIFFERENCES = Path(__file__).parent / "data" / "differences.json"
 
@@ -14,7 +14,7 @@ def differing(cases: list[Any]) -> dict[str, str]:
     """Return case → how its outcome differs from what the peer's table says."""
     result = {}
     for case in cases:
-        runner = volcano if "action" in case else kueue
+        runner = volcano if "action" in case else kai if "cycles" in case else kueue
         got, want = runner.outcome(case), runner.expected(case)
         parts = [f"{key}: got {got[key]}, want {want[key]}" for key in want if got[key] != want[key]]
         if parts:

@@ -1,0 +1,121 @@
+"""``queuectl defrag``."""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from queuectl.cli import controller
+from queuectl.cli.errors import Exit
+from queuectl.cli.options import Context, Kubeconfig, Output, OutputForm, seconds
+from queuectl.cli.render import Table, duration, show_data
+
+if TYPE_CHECKING:
+    from queuectl.cli.session import Session
+    from queuectl.control.settings import Settings
+    from queuectl.core.defrag import Proposal, Relocation
+    from queuectl.model.plan import Placement
+
+Object = dict[str, Any]
+
+_COLUMNS = ("FOR", "STARTS ON", "MOVE", "FROM", "TO", "LOSES", "PAYS AFTER")
+
+
+def defrag(
+    *,
+    within: Annotated[
+        str, typer.Option(metavar="DURATION", help="Only moves that the waiting job has made up for by then.")
+    ] = "1h",
+    output: OutputForm = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    database_url: controller.DatabaseUrl = None,
+    data: controller.Data = None,
+) -> None:
+    """Propose moves of running jobs that let waiting ones start."""
+    limit = seconds(within, "--within")
+    settings = controller.ledger_settings(database_url, data)
+    from queuectl.cli import session
+
+    with controller.database(settings, shared=True) as url:
+
+        async def main(here: "session.Session") -> int:
+            found = await _proposals(here, settings, url, limit)
+            if output in {Output.JSON, Output.YAML}:
+                show_data([_plain(proposal) for proposal in found], str(output))
+            elif output is Output.NAME:
+                for move in (move for proposal in found for move in proposal.moves):
+                    typer.echo(f"trainingjob.queuectl.dev/{move.gang.name.rpartition('/')[2]}")
+            elif found:
+                rows = (row for proposal in found for row in _rows(proposal))
+                Table(_COLUMNS, wide=output is Output.WIDE).show(rows)
+            else:
+                session.say(f"no move would let a waiting job start and pay within {duration(limit)}")
+            return Exit.DONE
+
+        session.run(main, kubeconfig=kubeconfig, context=context)
+
+
+async def _proposals(here: "Session", settings: "Settings", url: str, within: float) -> "list[Proposal]":
+    from queuectl.control import feed
+    from queuectl.core.defrag import proposals
+    from queuectl.core.snapshot import Policy
+    from queuectl.store.engine import open_engine
+    from queuectl.store.ledger import Ledger
+
+    namespace = await here.client.request("GET", "/api/v1/namespaces/kube-system")
+    engine = open_engine(url)
+    try:
+        ledger = Ledger(engine)
+        await ledger.bind(namespace["metadata"]["uid"])
+        policy = Policy(fair_sharing=settings.fair_sharing, usage_half_life=settings.usage_half_life)
+        world = await feed.look(here.client, ledger, policy)
+    finally:
+        await engine.dispose()
+    now = time.time()
+    return proposals(world.snapshot(now), world.gangs(), now, within)
+
+
+def _rows(proposal: "Proposal") -> Iterable[Sequence[object]]:
+    gang = proposal.gang
+    pays = duration(proposal.pays_after)
+    for move in proposal.moves:
+        yield [
+            f"{gang.namespace}/{gang.name}", _told(proposal.admission.placements), move.gang.name,
+            _told(move.gang.placements), _told(move.to), move.lost, pays,
+        ]  # fmt: skip
+
+
+def _told(placements: "Iterable[Placement]") -> str:
+    return ",".join(f"{node}:{pods}" if pods > 1 else node for node, pods in _by_node(placements).items())
+
+
+def _by_node(placements: "Iterable[Placement]") -> dict[str, int]:
+    from queuectl.model.resources import total
+
+    return dict(sorted(total({p.node: p.pods} for p in placements).items()))
+
+
+def _plain(proposal: "Proposal") -> Object:
+    """Return a proposal as data."""
+    gang = proposal.gang
+    return {
+        "job": f"{gang.namespace}/{gang.name}",
+        "queue": gang.queue,
+        "nodes": _by_node(proposal.admission.placements),
+        "moves": [_plain_move(move) for move in proposal.moves],
+        "givesWay": [victim.name for victim in proposal.victims],
+        "paysAfterSeconds": round(proposal.pays_after),
+    }
+
+
+def _plain_move(move: "Relocation") -> Object:
+    return {
+        "job": move.gang.name,
+        "queue": move.gang.queue,
+        "from": _by_node(move.gang.placements),
+        "to": _by_node(move.to),
+        "lostGpuSeconds": move.lost.gpu_seconds,
+        "lostPodSeconds": move.lost.pod_seconds,
+    }

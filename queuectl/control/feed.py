@@ -1,0 +1,74 @@
+"""What fills a World: the lists and watches of the API server, and the ledger."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from queuectl.control.world import World
+from queuectl.core.lifecycle import BackOff
+from queuectl.core.snapshot import Policy
+from queuectl.kube import decode
+from queuectl.kube.client import KubeClient
+from queuectl.kube.informer import Informer
+from queuectl.kube.names import API, jobs_path, pods_path
+from queuectl.model.objects import Pod
+from queuectl.store.ledger import Ledger
+
+SYNC_SECONDS = 120.0  # for all lists to come in
+
+T = TypeVar("T")
+Change = Callable[[T | None, T | None], None]
+
+
+def informers(
+    client: KubeClient, world: World, wake: Callable[[], None] = lambda: None
+) -> tuple[list[Informer[Any]], Informer[Pod]]:
+    """Return the informers that keep a world current, that of pods by itself too. ``wake``: called after each change."""
+
+    def told(change: Change[T]) -> Change[T]:
+        def on_change(old: T | None, new: T | None) -> None:
+            change(old, new)
+            wake()
+
+        return on_change
+
+    pods = Informer(client, pods_path(), decode.pod, told(world.on_pod))
+    classes, budgets = "/apis/scheduling.k8s.io/v1/priorityclasses", "/apis/policy/v1/poddisruptionbudgets"
+    everything: list[Informer[Any]] = [
+        Informer(client, classes, decode.priority_class, told(world.on_priority_class)),
+        Informer(client, budgets, decode.budget, told(world.on_budget)),
+        Informer(client, f"{API}/resourceflavors", decode.flavor, told(world.on_flavor)),
+        Informer(client, "/api/v1/namespaces", decode.namespace, told(world.on_namespace)),
+        Informer(client, f"{API}/queues", decode.queue, told(world.on_queue)),
+        Informer(client, "/api/v1/nodes", decode.node, told(world.on_node)),
+        Informer(client, jobs_path(), decode.job, told(world.on_job)),
+        pods,
+    ]
+    return everything, pods
+
+
+async def in_sync(everything: list[Informer[Any]]) -> None:
+    """Wait until all lists are in. Raises TimeoutError."""
+    async with asyncio.timeout(SYNC_SECONDS):
+        for informer in everything:
+            await informer.synced.wait()
+
+
+async def load(world: World, ledger: Ledger) -> None:
+    """Read the ledger into a world whose lists are in."""
+    now = time.time()
+    loaded = await ledger.load(list(world.jobs), half_life=world.history.half_life, now=now)
+    for queue, averages in loaded.past.items():
+        world.history.recall(queue, averages, now)
+    world.load(loaded.workloads, loaded.attempts, loaded.max_seq)
+
+
+async def look(client: KubeClient, ledger: Ledger, policy: Policy) -> World:
+    """Return the world as it is now, for somebody who only wants to know. Raises what its sources raise."""
+    world = World(BackOff(), policy)
+    everything, _ = informers(client, world)
+    await asyncio.gather(*(informer.once() for informer in everything))
+    await load(world, ledger)
+    world.submissions(world.jobs)  # those that the controller has not seen yet
+    return world
