@@ -84,7 +84,7 @@ class Watched(Clockwork):
 
     def _move(self, move: Move, leaves: str = "Stopping") -> None:
         if leaves == EVICTED:
-            assert move.end is not None
+            assert (move.end is None) is not (move.shrink is None), "it goes whole, or gives up a part"
             queue = self.world.queues[self.world.workloads[move.uid].queue]
             assert self.world.attempts[move.uid].state is not AttemptState.ENDING, "nobody is told to go twice"
             assert queue.over_quota is OverQuota.TAKE_BACK or queue.stop is StopPolicy.HOLD_AND_DRAIN

@@ -193,7 +193,7 @@ ENDS = {
         RUNNING, pods([KEYS[0]]), Outcome.REQUEUE, "Pod worker-1 was removed by others.", 10, late=True, done=DONE_0
     ),
     "not ready in time, one is done": Case(
-        UNGATED, but(UP, "ps", 0, ready=False), Outcome.REQUEUE, "2 of 3 pods were ready 300 s after the start.", 10, late=True, now=ADMITTED_AT + 300,
+        UNGATED, but(UP, "ps", 0, ready=False), Outcome.REQUEUE, "Only 2 of 3 pods got ready within 300 s of the start.", 10, late=True, now=ADMITTED_AT + 300,
         done=DONE_0,
     ),
     "all that must succeed did": Case(RUNNING, UP | pods(KEYS[1:], phase="Succeeded"), Outcome.SUCCEEDED, "All pods that must succeed did.", exit_code=0),
@@ -226,7 +226,7 @@ ENDS = {
         charged=True, exit_code=9, workload=replace(WORKLOAD, failures=1),
     ),
     "no second try allowed": Case(
-        RUNNING, but(UP, "ps", 0, phase="Failed", exit_code=9), Outcome.FAILED, "Failed 1 times, backoffLimit is 0; last: Pod g-ps-0 failed with exit code 9.",
+        RUNNING, but(UP, "ps", 0, phase="Failed", exit_code=9), Outcome.FAILED, "Failed 1 time, backoffLimit is 0; last: Pod g-ps-0 failed with exit code 9.",
         charged=True, exit_code=9, job=replace(JOB, backoff_limit=0),
     ),
     "preempted by others": Case(
@@ -269,10 +269,10 @@ ENDS = {
     "the third place in a row is lost": Case(
         CREATED, GATED, Outcome.REQUEUE, CROWDED, places={"n1": Place.CROWDED}, late=True, later=20, workload=replace(WORKLOAD, late_starts=2)
     ),
-    "not created in time": Case(RESERVED, {}, Outcome.REQUEUE, "0 of 3 pods were ready 300 s after the start.", 10, late=True, now=ADMITTED_AT + 300),
-    "not ungated in time": Case(CREATED, GATED, Outcome.REQUEUE, "0 of 3 pods were ready 300 s after the start.", 10, late=True, now=ADMITTED_AT + 300),
+    "not created in time": Case(RESERVED, {}, Outcome.REQUEUE, "Only 0 of 3 pods got ready within 300 s of the start.", 10, late=True, now=ADMITTED_AT + 300),
+    "not ungated in time": Case(CREATED, GATED, Outcome.REQUEUE, "Only 0 of 3 pods got ready within 300 s of the start.", 10, late=True, now=ADMITTED_AT + 300),
     "not ready in time": Case(
-        UNGATED, but(UP, "ps", 0, ready=False), Outcome.REQUEUE, "2 of 3 pods were ready 300 s after the start.", 20, late=True, now=ADMITTED_AT + 301,
+        UNGATED, but(UP, "ps", 0, ready=False), Outcome.REQUEUE, "Only 2 of 3 pods got ready within 300 s of the start.", 20, late=True, now=ADMITTED_AT + 301,
         workload=replace(WORKLOAD, late_starts=1),
     ),
 }  # fmt: skip
