@@ -22,8 +22,8 @@ FOLDER = Path(__file__).parents[1] / "scenarios"
 # Not here: those of many pods, and those that turn on a few seconds of the controller's own time limits.
 PROJECT = [
     "ceiling", "claim_and_cut", "claim_dropped", "claims_and_cut", "elastic_split", "fair_share", "held_room",
-    "leaving_is_enough", "never_fits", "partial", "preempts_in_vain", "priority", "priority_order", "quota_cut_in_cohort", "quota_lowered", "reclaim", "restart",
-    "waiting_is_enough",
+    "leaving_is_enough", "never_fits", "partial", "preempts_in_vain", "priority", "priority_order",
+    "quota_cut_in_cohort", "quota_lowered", "reclaim", "restart", "waiting_is_enough",
 ]  # fmt: skip
 FILES = os.environ.get("SCENARIOS", "").split() or [str(FOLDER / f"{name}.yaml") for name in PROJECT]
 
