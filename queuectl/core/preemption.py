@@ -164,7 +164,7 @@ class Field:
         return [
             gang
             for gang in self.running.get(queue, ())
-            if not (gang.goes and _leaves_it_to(gang, ask))
+            if not (gang.evicting and gang.goes and _leaves_it_to(gang, ask))
             and gang.uid not in self.taken
             and _uses(gang, ask.contested)
             and may_take(rule, gang, ask)

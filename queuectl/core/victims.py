@@ -73,8 +73,8 @@ def _by_priority(world: Field, ask: Ask) -> list[Victim]:
 class _Search:
     """Takes gangs, or pieces of them, in the given order until the newcomer fits, and gives back who is not needed.
 
-    If disruption budgets were spent on some who are of no use, so that nothing is found, all are taken, and it is enough
-    that budgets allow those who are needed.
+    If disruption budgets were spent on some who are of no use, so that nothing is found, all are taken, and it is
+    enough that budgets allow those who are needed.
     """
 
     world: Field

@@ -53,7 +53,11 @@ def test_it_is_the_best_of_all_allowed_sets_nearly_always() -> None:
 
 
 @pytest.mark.parametrize(("most", "crowded", "budgets"), [(12, True, False), (10, True, True)])
-def test_where_an_allowed_set_makes_room_one_is_found_nearly_always(most: int, crowded: bool, budgets: bool) -> None:  # noqa: FBT001
+def test_where_an_allowed_set_makes_room_one_is_found_nearly_always(
+    most: int,
+    crowded: bool,  # noqa: FBT001
+    budgets: bool,  # noqa: FBT001
+) -> None:
     """Of 1,500 cases of each kind none was missed when this was written."""
     found = missed = 0
     for seed in range(250):
