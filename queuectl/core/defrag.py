@@ -153,7 +153,7 @@ class _Search:
             return None
         for victim in self.by_quota.victims:
             freed.take(victim.gang)
-        orders = (order for some in self._regions(flavors) for order in self._orders(some, freed))
+        orders = (order for some in self._regions(flavors) for order in self._orders(some))
         found = [proposal for order in orders for proposal in [self._in_order(order, freed)] if proposal]
         return min(found, key=self._preference, default=None)
 
@@ -215,11 +215,15 @@ class _Search:
         for domain in sorted(there, key=lambda domain: (-room[domain], domain))[:REGIONS]:
             yield there[domain]
 
-    def _orders(self, movable: Sequence[Running], freed: Freed) -> list[list[Running]]:
+    def _orders(self, movable: Sequence[Running]) -> list[list[Running]]:
         if self._by_peers:
             return [sorted(movable, key=lambda running: victim_order(running, self.gang.queue))]
         cheapest = sorted(movable, key=self._price)
-        return [freed.cheapest_first(cheapest, self._price), cheapest]
+        nodes: dict[str, list[Running]] = {}
+        for running in cheapest:
+            nodes.setdefault(running.placements[0].node, []).append(running)
+        costs = {node: reduce(Work.plus, map(self._price, some), NO_WORK) for node, some in nodes.items()}
+        return [[running for node in sorted(nodes, key=lambda n: (costs[n], n)) for running in nodes[node]], cheapest]
 
     def _price(self, running: Running) -> Work:
         return running.price(self.now)
