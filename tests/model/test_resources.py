@@ -96,7 +96,10 @@ def test_amounts_read_as_people_write_them(resource: str, amount: int, want: str
         ("cpu", False, False), ("pods", False, False), ("hugepages-2Mi", False, False),
         ("kubernetes.io/batch-cpu", False, False), ("x.kubernetes.io/gpu", False, True),
         (GPU, True, True), ("nvidia.com/mig-1g.10gb", True, True), ("amd.com/gpu", True, True),
-        ("aliyun.com/gpu-mem", True, True), ("rdma/hca", True, False), ("gpu", False, False),
+        ("gpu.intel.com/i915", True, True), ("gpu.intel.com/i915_monitoring", True, False),
+        ("huawei.com/Ascend910", True, True), ("amd.com/cpx_nps4", True, True), ("nvidia.com/gpu.shared", True, True),
+        # Parts of a GPU beside it, or in a unit that only a flavor can tell.
+        ("aliyun.com/gpu-mem", True, False), ("nvidia.com/gpumem", True, False), ("huawei.com/Ascend910B4-memory", True, False), ("rdma/hca", True, False), ("gpu", False, False),
     ],
 )  # fmt: skip
 def test_kinds_of_resources(resource: str, extended: bool, gpu: bool) -> None:  # noqa: FBT001
