@@ -12,7 +12,7 @@ from queuectl.cli import controller
 from queuectl.cli.errors import CommandError, Exit
 from queuectl.cli.options import Context, Kubeconfig, Output, OutputForm, text
 from queuectl.cli.render import Table, resource_name, show_data
-from queuectl.model.resources import is_extended, parse_quantity
+from queuectl.model.resources import CARDS, is_extended, parse_quantity
 
 if TYPE_CHECKING:
     from queuectl.cli.session import Session
@@ -168,7 +168,7 @@ def _check_whole(resource: str, wanted: Mapping[str, int | str | None]) -> None:
         milli = 0
         with suppress(ValueError):  # the API server says what is wrong with what is no quantity
             milli = 0 if amount is None else parse_quantity("cpu", amount)
-        if is_extended(resource) and milli % 1000:
+        if is_extended(resource) and resource != CARDS and milli % 1000:
             raise CommandError(
                 f"{part}: {amount} is not a whole number, and {resource} comes in whole ones", Exit.USAGE
             )

@@ -9,9 +9,9 @@ from queuectl.core.preemption import Running
 from queuectl.core.tree import Tree
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload
 from queuectl.model.objects import Queue
-from queuectl.model.plan import Placement, Portion
+from queuectl.model.plan import Placement, Portion, held
 from queuectl.model.policy import Amounts, Cell
-from queuectl.model.resources import is_gpu
+from queuectl.model.resources import CARD, CARDS
 
 
 class Holdings:
@@ -241,6 +241,5 @@ class Holdings:
 
 
 def _size(attempt: Attempt) -> tuple[int, int]:
-    """Return the GPUs and the pods of an attempt."""
-    gpus = sum(p.pods * n for p in attempt.placements for resource, n in p.requests if is_gpu(resource))
-    return gpus, attempt.whole.pods
+    """Return the GPUs of an attempt, parts of them rounded up to whole ones, and its pods."""
+    return -(-held(attempt.placements).get(CARDS, 0) // CARD), attempt.whole.pods

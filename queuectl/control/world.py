@@ -31,10 +31,9 @@ from queuectl.model.objects import (
     PriorityClass,
     Queue,
 )
-from queuectl.model.plan import Eviction, Placement, Plan, Portion
+from queuectl.model.plan import Eviction, Placement, Plan, Portion, held
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import times, total
 from queuectl.model.work import Work
 
 AttemptKey = tuple[str, int]  # workload uid, number
@@ -526,14 +525,13 @@ class World:
 
     def _held(self) -> Held:
         """Count what jobs hold, or are promised, of queues with limits."""
-        held, those = Held(), {name for name, queue in self.queues.items() if limited(queue)}
+        result, those = Held(), {name for name, queue in self.queues.items() if limited(queue)}
         for uid, attempt in self.attempts.items() if those else ():
             workload, job = self.workloads[uid], self.jobs.get(uid)
             if workload.queue in those:
                 user = job.gang.user if job else ""
-                amounts = total(times(dict(p.requests), p.pods) for p in attempt.held)
-                held.add(self.queues[workload.queue], workload.namespace, user, amounts)
-        return held
+                result.add(self.queues[workload.queue], workload.namespace, user, held(attempt.held))
+        return result
 
     def _places(self, attempt: Attempt) -> dict[str, Place]:
         job = self.jobs.get(attempt.uid)

@@ -1,9 +1,10 @@
 """The elastic part of a gang: the pods above the fewest of each role, without which it runs on."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from queuectl.model.objects import Role
-from queuectl.model.plan import Placement, Portion, by_index
+from queuectl.model.plan import Placement, Portion, by_index, held
 from queuectl.model.policy import Cell
 from queuectl.model.resources import total
 
@@ -37,11 +38,11 @@ def last(part: Portion, pods: Mapping[str, int]) -> Portion:
         count = min(p.pods, left.get(p.role, 0))
         if count:
             left[p.role] -= count
-            placements.append(Placement(p.role, p.flavor, p.node, count, p.requests))
+            placements.append(replace(p, pods=count))
     return Portion(tuple(reversed(placements)), _charged(placements, part.quota))
 
 
 def _charged(placements: Iterable[Placement], quota: Mapping[Cell, int]) -> dict[Cell, int]:
-    """Return what these pods are charged: the requests that count in their flavor."""
-    amounts = total({(p.flavor, resource): n * p.pods for resource, n in p.requests} for p in placements)
+    """Return what these pods are charged: the requests that count in their flavor, and their cards."""
+    amounts = total({(p.flavor, resource): n for resource, n in held([p]).items()} for p in placements)
     return {cell: amount for cell, amount in amounts.items() if amount and cell in quota}

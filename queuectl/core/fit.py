@@ -1,17 +1,18 @@
 """Fit a whole gang onto nodes: all of it or nothing."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
+from queuectl.core.cards import cards, weigh
 from queuectl.core.fleet import Fleet, Room
 from queuectl.core.topology import DRIVER, MODEL, Need, Rooms
 from queuectl.model.objects import ALIKE, NODE_LEVEL, Flavor, Role, Together
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import format_quantity, is_extended, is_gpu
+from queuectl.model.resources import format_quantity, is_extended
 
 _SAME = {MODEL: "GPU model", DRIVER: "version of the GPU driver"}
 MAX_TRIES = 8  # domains of a level in which a gang of several roles is tried, where a wider one would do
@@ -73,7 +74,7 @@ def only_counts(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavo
     """Tell whether the roles fit as soon as there are places enough, wherever they are."""
     if len(roles) != 1:
         return False
-    layout = _Layout.of(roles[0], flavors[roles[0].name], together, bound=_bound(roles))
+    layout = _Layout.of(roles[0], flavors[roles[0].name], together, bound=_bound(roles, flavors))
     need = layout.need
     return need.slice_level is None and (
         need.within < 0 or (not need.named and len(fleet.domains(*layout.keys).starts[need.within]) <= 1)
@@ -94,7 +95,7 @@ class _Layout:
     @classmethod
     def of(cls, role: Role, flavor: Flavor, together: Together, bound: Sequence[Role]) -> Self:
         same: list[str] = []
-        if role in bound and any(is_gpu(resource) for resource, _ in role.requests):
+        if role in bound and cards(role.requests, flavor):
             same = [key for key, asked in ((MODEL, together.same_model), (DRIVER, together.same_driver)) if asked]
         levels = (*(_SAME[key] for key in same), *(level.name for level in flavor.levels), NODE_LEVEL)
         inside = {level.name: NODE_LEVEL for level in flavor.inside}
@@ -128,9 +129,9 @@ def _deeper(level: int | None, other: int) -> int:
     return other if level is None else max(level, other)
 
 
-def _bound(roles: Sequence[Role]) -> list[Role]:
+def _bound(roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> list[Role]:
     """Return the roles that a gang keeps together: those with GPUs, or all if none has."""
-    return [role for role in roles if any(is_gpu(resource) for resource, _ in role.requests)] or list(roles)
+    return [role for role in roles if cards(role.requests, flavors[role.name])] or list(roles)
 
 
 def _place_in(
@@ -148,7 +149,7 @@ def _place_in(
         short = _short(fleet, room, role, flavors[role.name])
         if short is not None:
             return short
-    bound = _bound(in_order)
+    bound = _bound(in_order, flavors)
     free = [role for role in in_order if role not in bound]
     found: Short | None = None
     for inside in _windows(fleet, room, bound, flavors, together) if len(bound) > 1 else [None]:
@@ -226,10 +227,12 @@ class _Placed:
             if chosen is None:
                 return self._short(role, layout, rooms, inside)
             columns, amounts = self._fleet.columns(role.requests) or ([], np.zeros(0, np.int64))
+            each = cards(role.requests, flavor)
             for row, pods in chosen:
                 if not last:
                     self._room.use(row, columns, amounts * pods)
-                self.placements.append(Placement(role.name, flavor.name, self._fleet.name(row), pods, role.requests))
+                node = self._fleet.name(row)
+                self.placements.append(Placement(role.name, flavor.name, node, pods, role.requests, each))
         return None
 
     def _short(self, role: Role, layout: _Layout, rooms: Rooms, inside: tuple[int, int] | None) -> Short:
@@ -252,7 +255,36 @@ def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None
     if found >= role.pods:
         return None
     nodes = int(fleet.mask(flavor, role.constraints).sum())
-    return Short(role, flavor, nodes, found, _lacks(room, flavor, role, found))
+    lacks = "; ".join((_lacks(room, flavor, role, found), *_unsuited(fleet, role, flavor)))
+    return Short(role, flavor, nodes, found, lacks)
+
+
+def _unsuited(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
+    """Say of how many more nodes the GPUs are not what the role needs, and which ones they have by other names."""
+    need = role.constraints.gpu
+    if need is None:
+        return
+
+    def nodes(**other: Any) -> int:
+        """Return how many nodes there would be if it needed something else."""
+        return int(fleet.mask(flavor, replace(role.constraints, gpu=replace(need, **other))).sum())
+
+    now, of_any_memory, of_known_memory = nodes(), nodes(min_memory=0), nodes(min_memory=min(1, need.min_memory))
+    least = format_quantity("memory", need.min_memory)
+    kind = f"MIG slices other than {need.slice}, or whole GPUs" if need.slice else "MIG slices for GPUs"
+    for count, what in (
+        (nodes(shared=True) - now, "GPUs that pods share, and gpu.shared of the role is not true"),
+        (nodes(slice=None) - now, f"{kind}, see gpu.slice of the role"),
+        (of_known_memory - now, f"GPUs of less memory than its gpu.minMemory, {least}"),
+        (of_any_memory - of_known_memory, f"GPUs of whose memory no label tells, and its gpu.minMemory is {least}"),
+    ):
+        if count:
+            yield f"{count} more {'node has' if count == 1 else 'nodes have'} {what}"
+    offered = fleet.offered(fleet.mask(flavor, replace(role.constraints, gpu=None)))
+    others = ", ".join(sorted(resource for resource in offered if weigh(resource, flavor)))
+    for resource, amount in role.requests:
+        if amount and others and resource not in offered and weigh(resource, flavor):
+            yield f"none of flavor {flavor.name} offers {resource}, their GPUs are {others}"
 
 
 def largest_first(role: Role) -> tuple[int, int, int, str]:

@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from queuectl.core.tree import Node, height_that_fits
 from queuectl.model.policy import Cell, FlavorChoice, Prefer, Stop
+from queuectl.model.resources import total
 
 
 class Mode(IntEnum):
@@ -67,6 +68,9 @@ class Wanted:
     amounts: Mapping[str, int]
 
 
+Charge = Callable[[Mapping[str, int], str], Mapping[str, int]]  # amounts, flavor → amounts that quotas count
+
+
 @dataclass
 class Assignment:
     """A flavor for each resource of each role, and how that can be had."""
@@ -109,14 +113,15 @@ def assign(
     wanted: Sequence[Wanted],
     *,
     suits: Callable[[Wanted, str], bool],
+    charge: Charge,
     try_preemption: Callable[[Cell, int], Way],
     may_preempt_and_borrow: bool,
     may_borrow: bool,
 ) -> Assignment:
     """Choose flavors for all roles.
 
-    ``suits(wanted, flavor)`` tells whether these pods may run on the flavor's nodes at all;
-    ``try_preemption(cell, amount)`` how that amount could be had if somebody gave way.
+    ``suits(wanted, flavor)`` tells whether these pods may run on the flavor's nodes at all; ``charge(amounts, flavor)``
+    what they are charged there; ``try_preemption(cell, amount)`` how that amount could be had if somebody gave way.
     """
     result = Assignment()
     for part in wanted:
@@ -129,8 +134,8 @@ def assign(
             if group is not None:
                 found = _best(
                     node, group, choice, part, result.usage,
-                    suits=suits, try_preemption=try_preemption, may_preempt_and_borrow=may_preempt_and_borrow,
-                    may_borrow=may_borrow,
+                    suits=suits, charge=charge, try_preemption=try_preemption,
+                    may_preempt_and_borrow=may_preempt_and_borrow, may_borrow=may_borrow,
                 )  # fmt: skip
             if found is None:
                 result.way, result.missing = Way(Mode.NEVER), (part, resource)
@@ -143,11 +148,20 @@ def assign(
                 mode = min(result.way.mode, way.mode)
                 result.way = Way(mode, max(result.way.height, way.height))
         result.flavors |= dict.fromkeys(part.roles, chosen)
-        for resource, flavor in chosen.items():
-            cell = (flavor, resource)
-            if cell in node.quotas:
-                result.usage[cell] = result.usage.get(cell, 0) + part.amounts[resource]
+        charged = _charged(part, chosen, charge)
+        result.usage = total((result.usage, {cell: n for cell, n in charged.items() if cell in node.quotas}))
     return result
+
+
+def _charged(wanted: Wanted, flavors: Mapping[str, str], charge: Charge) -> dict[Cell, int]:
+    """Return what is charged once each resource has its flavor."""
+    return {
+        (flavor, resource): amount
+        for flavor in dict.fromkeys(flavors.values())
+        for resource, amount in charge(
+            {r: wanted.amounts[r] for r, f in flavors.items() if f == flavor}, flavor
+        ).items()
+    }
 
 
 def _best(
@@ -158,6 +172,7 @@ def _best(
     used: Mapping[Cell, int],
     *,
     suits: Callable[[Wanted, str], bool],
+    charge: Charge,
     try_preemption: Callable[[Cell, int], Way],
     may_preempt_and_borrow: bool,
     may_borrow: bool,
@@ -169,12 +184,13 @@ def _best(
             continue
         ways: dict[str, Way] = {}
         worst = Way(Mode.FIT)
-        for resource in sorted(group.resources & wanted.amounts.keys()):
+        mine = {resource: wanted.amounts[resource] for resource in group.resources & wanted.amounts.keys()}
+        for resource, amount in sorted(charge(mine, flavor).items()):
             cell = (flavor, resource)
             if cell not in node.quotas:
                 continue  # not counted in this flavor
             way = _way(
-                node, cell, used.get(cell, 0) + wanted.amounts[resource],
+                node, cell, used.get(cell, 0) + amount,
                 try_preemption=try_preemption, may_preempt_and_borrow=may_preempt_and_borrow, may_borrow=may_borrow,
             )  # fmt: skip
             ways[resource] = way

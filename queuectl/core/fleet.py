@@ -223,6 +223,11 @@ class Fleet:
             )
         return self._masks[key]
 
+    def offered(self, mask: Mask) -> set[str]:
+        """Return the resources that any of the nodes in these rows has for pods."""
+        most = self._allocatable[mask].max(axis=0, initial=0)
+        return {resource for resource, column in self._columns.items() if most[column] > 0}
+
     def forget_masks(self) -> None:
         """Drop kept masks, for flavors have changed."""
         self._masks.clear()

@@ -85,6 +85,17 @@ class AmountMarker:
 _LABEL_REMEDY = "is not a name; use lower-case letters, digits and -, such as worker-a"
 LabelName = Annotated[str, Matching(LABEL_PATTERN, _LABEL_REMEDY, 63)]
 LevelName = Annotated[str, Matching(LABEL_PATTERN, "is not a level's name; use lower-case letters, digits and -", 63)]
+Weight = Annotated[
+    str, Matching("^[1-9][0-9]{0,2}/[1-9][0-9]{0,2}$", "is not a weight; write it as a fraction, such as 1/7", 7)
+]
+Slice = Annotated[
+    str,
+    Matching(
+        r"^([1-9]c[.])?[1-9]g[.][0-9]{1,4}gb[-.a-z]*$",
+        "is not a MIG profile; write it as gpu.product ends after MIG-, such as 1g.10gb",
+        32,
+    ),
+]
 RoleName = Annotated[str, Matching(LABEL_PATTERN, _LABEL_REMEDY, 30)]
 Name = Annotated[
     str, Matching(SUBDOMAIN_PATTERN, "is not a name; use lower-case letters, digits, - and ., such as team-a", 253)

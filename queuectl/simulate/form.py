@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StrictBool, StrictStr, ValidationError, field_validator, model_validator
 
-from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, TrainingJob
+from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, RoleGpu, TrainingJob
 from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
 from queuectl.kube.names import API_VERSION, SUBMITTED_BY
 from queuectl.kube.parts import Int32, Labels, Part, Text
@@ -78,6 +78,7 @@ class Asks(Part):
     memory: Quantity | None = None
     requests: dict[QualifiedName, Quantity] = Field(default_factory=dict)
     node_selector: Labels | None = None
+    gpu: RoleGpu | None = None
 
     @model_validator(mode="after")
     def _check_pods(self) -> Self:
@@ -94,6 +95,8 @@ class Asks(Part):
         if self.node_selector:
             spec["nodeSelector"] = self.node_selector
         role: dict[str, Any] = {"name": name, "replicas": self.pods, "template": {"spec": spec}}
+        if self.gpu:
+            role["gpu"] = self.gpu.model_dump(by_alias=True, exclude_none=True)
         return role if self.min_pods is None else {**role, "minReplicas": self.min_pods}
 
 
@@ -117,6 +120,8 @@ class JobForm(Asks):
     preemptible: StrictBool | None = None
     roles: list[RoleForm] | None = Field(None, min_length=1)
     gpu_models: list[StrictStr] | None = Field(None, min_length=1)
+    homogeneous: StrictBool | None = None
+    same_driver: StrictBool | None = None
     run: Seconds | None = None
     checkpoints: Annotated[Seconds, Field(gt=0)] | None = None
     start_seconds: Seconds = 0.0
@@ -151,8 +156,9 @@ class JobForm(Asks):
         }  # fmt: skip
         spec = self.model_dump(by_alias=True, exclude_none=True, include=passed)
         spec["roles"] = roles or [self.role("worker")]
-        if self.gpu_models:
-            spec["gpu"] = {"models": self.gpu_models}
+        given = {"models": self.gpu_models, "homogeneous": self.homogeneous, "sameDriver": self.same_driver}
+        if any(value is not None for value in given.values()):
+            spec["gpu"] = {name: value for name, value in given.items() if value is not None}
         meta = {"name": name, "namespace": self.namespace, "annotations": {SUBMITTED_BY: self.user}}
         return {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": meta, "spec": spec}
 

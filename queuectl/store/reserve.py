@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from sqlalchemy import (
@@ -410,7 +410,7 @@ def _merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     for p in placements:
         key = (p.role, p.flavor, p.node)
         pods = p.pods + (merged[key].pods if key in merged else 0)
-        merged[key] = Placement(p.role, p.flavor, p.node, pods, p.requests)
+        merged[key] = replace(p, pods=pods)
     return tuple(merged[key] for key in sorted(merged))
 
 
@@ -473,6 +473,7 @@ async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequ
                 "node": place.node,
                 "pods": place.pods,
                 "requests": place.requests,
+                "cards": place.cards,
             }
             for gang in made
             for place in gang.placements
@@ -484,8 +485,9 @@ async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequ
         node=Text,
         pods=Integer,
         requests=JSONB,
+        cards=BigInteger,
     )
-    columns = ["workload_uid", "attempt", "role", "flavor", "node", "pods", "requests"]
+    columns = ["workload_uid", "attempt", "role", "flavor", "node", "pods", "requests", "cards"]
     await connection.execute(insert(tables.reservation).from_select(columns, select(*places.c)))
     await connection.execute(
         insert(tables.step).from_select(
