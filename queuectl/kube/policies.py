@@ -125,8 +125,14 @@ def policies() -> list[dict[str, Any]]:
             resource="trainingjobs",
             operations=["CREATE", "UPDATE"],
             conditions=[{"name": "spec-changed", "expression": _SPEC_CHANGED}],
-            variables=[{"name": "wrong", "expression": _WRONG_REQUESTS}],
-            validations=[{"expression": "variables.wrong == ''", "messageExpression": "variables.wrong"}],
+            variables=[
+                {"name": "wrong", "expression": _WRONG_REQUESTS},
+                {"name": "memory", "expression": _WRONG_MEMORY},
+            ],
+            validations=[
+                {"expression": f"variables.{name} == ''", "messageExpression": f"variables.{name}"}
+                for name in ("wrong", "memory")
+            ],
         ),
         *_validating(
             "queuectl-quantities-of-queues",
@@ -262,6 +268,12 @@ _WRONG_REQUESTS = _all_wrong(
             ),
         ),
     ),
+)
+
+_WRONG_MEMORY = _all_wrong(
+    "object.spec.roles.filter(r, has(r.gpu) && has(r.gpu.minMemory))",
+    "r",
+    _wrong("'spec.roles[' + r.name + '].gpu.minMemory'", "string(r.gpu.minMemory)"),
 )
 
 

@@ -69,7 +69,7 @@ def format_quantity(resource: str, amount: int) -> str:
     if resource == CARDS:
         return format((Decimal(-(-amount * 1000 // CARD)) / 1000).normalize(), "f")
     if resource.startswith(_MEMORY_LIKE):
-        for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+        for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "T", "G", "M", "Ki"):
             unit = int(_SUFFIX[suffix])
             if amount and amount % unit == 0:
                 return f"{amount // unit}{suffix}"

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queuectl.model.resources import (
+    CARD,
+    CARDS,
     MAX_AMOUNT,
     format_quantity,
     is_extended,
@@ -43,6 +45,13 @@ def test_a_quantity_is_an_amount(text: str, want: int) -> None:
 )
 def test_cpu_counts_thousandths(text: str, want: int) -> None:
     assert parse_quantity("cpu", text) == want
+
+
+@pytest.mark.parametrize(
+    ("text", "want"), {"1": CARD, "0.5": CARD // 2, "143m": 3003, "0.00001": 1, "1e15": MAX_AMOUNT}.items()
+)
+def test_cards_count_parts_that_sevenths_and_thousandths_both_are(text: str, want: int) -> None:
+    assert parse_quantity(CARDS, text) == want
 
 
 @pytest.mark.parametrize(("value", "want"), [(8, 8), (0.5, 1), (1e-07, 1)])
@@ -83,7 +92,8 @@ def test_formatting_loses_nothing(resource: str, amount: int) -> None:
     [
         ("cpu", 0, "0"), ("cpu", 4000, "4"), ("cpu", 1500, "1500m"), ("memory", 0, "0"), ("memory", 64 * GI, "64Gi"),
         ("memory", 3 * 2**29, "1536Mi"), ("memory", 1000, "1000"), ("ephemeral-storage", 2**40, "1Ti"),
-        ("hugepages-1Gi", GI, "1Gi"), (GPU, 1024, "1024"), ("pods", 2**20, "1048576"),
+        ("hugepages-1Gi", GI, "1Gi"), ("memory", 80 * 10**9, "80G"), (CARDS, 8 * CARD, "8"), (CARDS, 12_600, "0.6"),
+        (CARDS, CARD // 7, "0.143"), (CARDS, 1, "0.001"), (CARDS, 0, "0"), (GPU, 1024, "1024"), ("pods", 2**20, "1048576"),
     ],
 )  # fmt: skip
 def test_amounts_read_as_people_write_them(resource: str, amount: int, want: str) -> None:
