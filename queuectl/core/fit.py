@@ -271,7 +271,7 @@ def _unsuited(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
 
     now, of_any_memory, of_known_memory = nodes(), nodes(min_memory=0), nodes(min_memory=min(1, need.min_memory))
     least = format_quantity("memory", need.min_memory)
-    kind = f"MIG slices other than {need.slice}, or whole GPUs" if need.slice else "MIG slices for GPUs"
+    kind = f"slices other than {need.slice}, or whole GPUs" if need.slice else "slices for GPUs"
     for count, what in (
         (nodes(shared=True) - now, "GPUs that pods share, and gpu.shared of the role is not true"),
         (nodes(slice=None) - now, f"{kind}, see gpu.slice of the role"),

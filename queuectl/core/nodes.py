@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Mapping
 
 from queuectl.core.cards import weigh
-from queuectl.model.gpus import SHARED
+from queuectl.model.gpus import SHARED, is_slice
 from queuectl.model.objects import Constraints, Flavor, Node, NodeTerm, Requirement, Taint, Toleration
-from queuectl.model.resources import CARD, MIG
+from queuectl.model.resources import CARD
 
 _INTEGER = re.compile("[+-]?[0-9]+")  # as Go parses it: no blanks, no underscores, and 64 bits
 
@@ -39,11 +39,11 @@ def _gpus_suit(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
         counts = weigh(resource, flavor)
         if not counts or need is None:
             continue
-        unit, named = node.gpus.of(resource), resource.endswith(SHARED)
-        shared = not named and (unit.shared or (counts < CARD and not unit.slice and not resource.startswith(MIG)))
-        if shared and not need.shared:
+        unit = node.gpus.of(resource)
+        shared = unit.shared or (counts < CARD and not unit.slice and not is_slice(resource))
+        if shared and not need.shared and not resource.endswith(SHARED):
             return False
-        if need.slice is not None and not resource.startswith(MIG) and unit.slice != need.slice:
+        if need.slice is not None and not is_slice(resource) and unit.slice != need.slice:
             return False
         if unit.memory < need.min_memory:
             return False

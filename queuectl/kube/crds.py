@@ -141,8 +141,8 @@ class RoleGpu(Part):
     )
     slice: Slice | None = Field(
         None,
-        description="The profile of the MIG slices, such as 1g.10gb, that nodes offer under the name of GPUs (strategy"
-        " single); whole GPUs only when absent. A resource such as nvidia.com/mig-1g.10gb speaks for itself.",
+        description="The profile of slices, such as 1g.10gb, that nodes offer under the name of GPUs (strategy single);"
+        " whole GPUs only when absent. A resource such as nvidia.com/mig-1g.10gb speaks for itself.",
     )
 
 

@@ -91,8 +91,8 @@ Weight = Annotated[
 Slice = Annotated[
     str,
     Matching(
-        r"^([1-9]c[.])?[1-9]g[.][0-9]{1,4}gb[-.a-z]*$",
-        "is not a MIG profile; write it as gpu.product ends after MIG-, such as 1g.10gb",
+        r"^[0-9a-z]+[._][0-9a-z._]*[0-9a-z]$",
+        "is not a profile of slices; write it as the label of nodes does, such as 1g.10gb or cpx_nps4",
         32,
     ),
 ]

@@ -29,6 +29,9 @@ _PCI = re.compile(
     r"feature\.node\.kubernetes\.io/pci-(?:\w{4}_)?(10de|1002|19e5)\.present"
 )  # by Node Feature Discovery
 _SLICES = re.compile(r"(?:(\d+)c\.)?(\d+)g\.")
+_PARTITION = "amd.com/gpu.compute-memory-partition"
+_PARTITIONS = re.compile(r"amd\.com/([dtqc])px_nps\d")
+_PARTS = {"d": 2, "t": 3, "q": 4, "c": 8}  # of a card; a flavor can tell otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,9 @@ class Unit:
 
     memory: int = 0  # bytes; 0: no label tells
     shared: bool = False  # whether several pods get the same GPU, by time-slicing or MPS
-    slice: str = ""  # the MIG profile of what is called a GPU (strategy single); empty: a whole one
+    slice: str = (
+        ""  # the MIG profile, or AMD's partition, of what is called a GPU (strategy single); empty: a whole one
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,10 @@ def read(labels: Mapping[str, str]) -> Gpus:
     cuda = labels.get(_CUDA) or _joined(labels, _OLD_CUDA)
     unit = _unit(labels, _PLAIN)
     if not unit.memory:
-        unit = Unit(_other_memory(labels), unit.shared, unit.slice)
+        partition = labels.get(_PARTITION, "")
+        unit = Unit(
+            _other_memory(labels), unit.shared, unit.slice or ("" if partition.startswith("spx") else partition)
+        )
     slices: tuple[tuple[str, Unit], ...] = ()
     if labels.get(_STRATEGY) == "mixed":
         slices = tuple((name, _unit(labels, name)) for name in _sliced(labels))
@@ -84,9 +92,16 @@ def weight(resource: str) -> int:
     """Return what a unit of a resource counts as in cards, by its name alone: a MIG slice by its seventh parts."""
     if not is_gpu(resource) or resource == CARDS:
         return 0
+    if partition := _PARTITIONS.fullmatch(resource):
+        return CARD // _PARTS[partition[1]]
     if resource.startswith(MIG) and (profile := _SLICES.match(resource.removeprefix(MIG))):
         return -(-CARD * int(profile[1] or profile[2]) // 7)
     return CARD
+
+
+def is_slice(resource: str) -> bool:
+    """Tell whether a resource counts slices by its name; others may stand for slices as well, which labels tell."""
+    return resource.startswith(MIG) or _PARTITIONS.fullmatch(resource) is not None
 
 
 def _unit(labels: Mapping[str, str], name: str) -> Unit:

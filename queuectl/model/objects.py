@@ -55,7 +55,7 @@ class GpuNeed:
     resources: tuple[str, ...] = ()  # extended ones that it requests; which of them are GPUs, the flavor tells
     min_memory: int = 0  # bytes
     shared: bool = False  # whether GPUs that several pods share will do
-    slice: str | None = ""  # the MIG profile of what is called a GPU; empty: whole ones; None: all the same
+    slice: str | None = ""  # the profile of slices that are called GPUs; empty: whole ones; None: all the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,10 +176,10 @@ NODES = [
 @pytest.mark.parametrize(
     ("need", "told"),
     [
-        (GpuNeed(), "2 nodes of flavor any that they may use were empty; short of 2 places with 8 nvidia.com/gpu; 1 more node has GPUs that pods share, and gpu.shared of the role is not true; 1 more node has MIG slices for GPUs, see gpu.slice of the role."),
+        (GpuNeed(), "2 nodes of flavor any that they may use were empty; short of 2 places with 8 nvidia.com/gpu; 1 more node has GPUs that pods share, and gpu.shared of the role is not true; 1 more node has slices for GPUs, see gpu.slice of the role."),
         (GpuNeed(min_memory=40 * 2**30), "1 nodes of flavor any that they may use were empty; short of 3 places with 8 nvidia.com/gpu; 1 more node has GPUs of whose memory no label tells, and its gpu.minMemory is 40Gi."),
         (GpuNeed(min_memory=80 * 2**30), "0 nodes of flavor any that they may use were empty; short of 4 places with 8 nvidia.com/gpu; 1 more node has GPUs of less memory than its gpu.minMemory, 80Gi; 1 more node has GPUs of whose memory no label tells, and its gpu.minMemory is 80Gi."),
-        (GpuNeed(slice="1g.5gb"), "1 nodes of flavor any that they may use were empty; short of 3 places with 8 nvidia.com/gpu; 2 more nodes have MIG slices other than 1g.5gb, or whole GPUs, see gpu.slice of the role."),
+        (GpuNeed(slice="1g.5gb"), "1 nodes of flavor any that they may use were empty; short of 3 places with 8 nvidia.com/gpu; 2 more nodes have slices other than 1g.5gb, or whole GPUs, see gpu.slice of the role."),
     ],
 )  # fmt: skip
 def test_how_many_nodes_are_left_out_and_why(need: GpuNeed, told: str) -> None:

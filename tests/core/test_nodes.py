@@ -115,6 +115,7 @@ WHOLE, SHARED_GPU, ONE_G, MIXED = (
         },
     )
 )  # fmt: skip
+CPX = node("n1", labels={"amd.com/gpu.product-name": "MI300X", "amd.com/gpu.compute-memory-partition": "cpx_nps4"})
 BARE = node("n1", labels={"nvidia.com/gpu.product": "A100-SXM4-40GB"})
 
 
@@ -137,6 +138,9 @@ GPUS = {
     "slices of their own that are shared": Case(NO, MIXED, gpus("nvidia.com/mig-1g.5gb")),
     "and who takes that": Case(YES, MIXED, gpus("nvidia.com/mig-1g.5gb", shared=True)),
     "a name that tells of sharing": Case(YES, SHARED_GPU, gpus("nvidia.com/gpu.shared")),
+    "AMD's partitions that are a resource of their own": Case(YES, CPX, gpus("amd.com/cpx_nps4")),
+    "AMD's partitions called GPUs": Case(NO, CPX, gpus("amd.com/gpu")),
+    "and who asks for these": Case(YES, CPX, gpus("amd.com/gpu", slice="cpx_nps4")),
     "memory enough": Case(YES, WHOLE, gpus(min_memory=40 * 2**30)),
     "too little memory": Case(NO, WHOLE, gpus(min_memory=40 * 2**30 + 1)),
     "memory of a slice": Case(NO, MIXED, gpus("nvidia.com/mig-3g.20gb", min_memory=20 * 2**30)),

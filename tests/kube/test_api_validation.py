@@ -110,7 +110,7 @@ REFUSED = {
     ),
     "a slice that is no profile": Refused(
         job("a", role(gpu={"slice": "mig-1g"})),
-        ("spec.roles[0].gpu.slice", '"mig-1g" is not a MIG profile', "such as 1g.10gb"),
+        ("spec.roles[0].gpu.slice", '"mig-1g" is not a profile of slices', "such as 1g.10gb"),
     ),
     "no model": Refused(job(gpu={"models": []}), ("spec.gpu.models", "at least 1 item")),
     "no containers": Refused(

@@ -50,6 +50,14 @@ READ: dict[str, tuple[dict[str, str], Gpus]] = {
         {"amd.com/gpu.product-name": "AMD_Instinct_MI300X", "amd.com/gpu.vram": "192G", "amd.com/gpu.driver-version": "6.10.5"},
         Gpus("AMD_Instinct_MI300X", "6.10.5", unit=Unit(192 * GIB)),
     ),
+    "AMD, partitioned": (
+        {"amd.com/gpu.product-name": "AMD_Instinct_MI300X", "amd.com/gpu.compute-memory-partition": "cpx_nps4"},
+        Gpus("AMD_Instinct_MI300X", unit=Unit(slice="cpx_nps4")),
+    ),
+    "AMD, in one partition": (
+        {"amd.com/gpu.product-name": "AMD_Instinct_MI300X", "amd.com/gpu.compute-memory-partition": "spx_nps1"},
+        Gpus("AMD_Instinct_MI300X"),
+    ),
     "Intel": (
         {"gpu.intel.com/product": "Max_1550", "gpu.intel.com/device.count": "2", "gpu.intel.com/memory.max": str(256 * GIB)},
         Gpus("Max_1550", unit=Unit(128 * GIB)),
@@ -74,10 +82,14 @@ def test_a_resource_by_another_name_is_the_nodes_gpus() -> None:
 
 @pytest.mark.parametrize(
     ("resource", "sevenths"),
-    {GPU: 7, "amd.com/gpu": 7, MIG_1G: 1, "nvidia.com/mig-3g.20gb": 3, "nvidia.com/mig-1g.5gb.me": 1, "nvidia.com/mig-7g.80gb": 7, "nvidia.com/mig-1c.3g.20gb": 1, "cpu": 0, "rdma/hca": 0, "queuectl.dev/gpu": 0}.items(),
+    {GPU: 7, "amd.com/gpu": 7, MIG_1G: 1, "nvidia.com/mig-3g.20gb": 3, "nvidia.com/mig-1g.5gb.me": 1, "nvidia.com/mig-7g.80gb": 7, "nvidia.com/mig-1c.3g.20gb": 1, "cpu": 0, "rdma/hca": 0, "queuectl.dev/gpu": 0, "amd.com/spx_nps1": 7}.items(),
 )  # fmt: skip
 def test_what_a_name_counts_as(resource: str, sevenths: int) -> None:
     assert weight(resource) == CARD * sevenths // 7
+
+
+def test_partitions_count_as_their_part() -> None:
+    assert [CARD // weight(f"amd.com/{mode}px_nps1") for mode in "sdtqc"] == [1, 2, 3, 4, 8]
 
 
 NODE_A100 = [Claim("a100", "A100", ())]
