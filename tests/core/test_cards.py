@@ -24,6 +24,11 @@ SHARED = GpuNeed(shared=True)
 AGREES: Any = {"need": SHARED}
 
 
+def asks(amounts: dict[str, int]) -> dict[str, Any]:
+    """Return resources as arguments."""
+    return amounts
+
+
 def owning(cards: str, **given: Any) -> Queue:
     """Return a queue with a quota of cards in flavor "any"."""
     return replace(queue(any={CARDS: parse_quantity(CARDS, cards)}), **given)
@@ -38,7 +43,7 @@ def started(found: Plan) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("asks", "known", "cards_"),
+    ("requested", "known", "cards_"),
     [
         ({GPU: 8}, flavor(), "8"),
         ({ONE_G: 7}, flavor(), "1"),
@@ -49,8 +54,8 @@ def started(found: Plan) -> list[str]:
         ({"example.com/a100": 2, "rdma/hca": 8}, flavor(), "0"),
     ],
 )
-def test_what_pods_count_as(asks: dict[str, int], known: Flavor, cards_: str) -> None:
-    assert format_quantity(CARDS, cards(asks.items(), known)) == cards_
+def test_what_pods_count_as(requested: dict[str, int], known: Flavor, cards_: str) -> None:
+    assert format_quantity(CARDS, cards(requested.items(), known)) == cards_
 
 
 @given(st.integers(0, 10**9))
@@ -62,16 +67,16 @@ def test_quotas_in_thousandths_of_a_card_are_exact(milli: int) -> None:
 
 
 def test_seven_slices_are_a_card_and_an_eighth_is_too_much() -> None:
-    there = [node("n", gpu=0, **{ONE_G: 14})]
-    found = decided(*(gang(f"g{i}", role(**{ONE_G: 1})) for i in range(8)), nodes=there, queues=owning("1"))
+    there = [node("n", gpu=0, **asks({ONE_G: 14}))]
+    found = decided(*(gang(f"g{i}", role(**asks({ONE_G: 1}))) for i in range(8)), nodes=there, queues=owning("1"))
     assert started(found) == [f"g{i}" for i in range(7)]
     assert all(admission.quota == {("any", CARDS): CARD // 7} for admission in found.admissions)
     assert str(found.waits["g7"]) == "Queue q lacks 0.143 queuectl.dev/gpu in flavor any: 1 of 1 are in use."
 
 
 def test_whole_and_sliced_gpus_draw_on_one_quota() -> None:
-    there = [node("n", gpu=4, **{THREE_G: 4})]
-    waiting = [gang("a", role(gpu=1)), gang("b", role(**{THREE_G: 1})), gang("c", role(gpu=1))]
+    there = [node("n", gpu=4, **asks({THREE_G: 4}))]
+    waiting = [gang("a", role(gpu=1)), gang("b", role(**asks({THREE_G: 1}))), gang("c", role(gpu=1))]
     found = decided(*waiting, nodes=there, queues=owning("2"))
     assert started(found) == ["a", "b"]
     assert str(found.waits["c"]) == "Queue q lacks 0.429 queuectl.dev/gpu in flavor any: 1.429 of 2 are in use."
@@ -106,16 +111,18 @@ def test_the_flavor_that_is_taken_says_what_they_count_as() -> None:
 
 def test_a_name_that_a_flavor_knows_is_a_gpu() -> None:
     known = flavor(gpus={"example.com/a100": CARD}, model="A100")
-    asks = {"example.com/a100": 4}
-    waiting = [gang("fits", role(**asks), gpu_models=("A100",)), gang("other", role(**asks), gpu_models=("H100",))]
-    found = decided(*waiting, nodes=[node("n", gpu=0, **asks)], queues=owning("4"), flavors=[known])
+    four: dict[str, Any] = {"example.com/a100": 4}
+    waiting = [gang("fits", role(**four), gpu_models=("A100",)), gang("other", role(**four), gpu_models=("H100",))]
+    found = decided(*waiting, nodes=[node("n", gpu=0, **four)], queues=owning("4"), flavors=[known])
     assert started(found) == ["fits"]
     assert str(found.waits["other"]) == "Queue q has no flavor for role worker: none is of GPU model H100."
 
 
 def test_pods_that_are_given_up_take_their_cards_along() -> None:
-    elastic = gang("g", role(pods=4, least=1, **{ONE_G: 1}), role("big", 2, **{THREE_G: 1}))
-    [admission] = decided(elastic, nodes=[node("n", gpu=0, **{ONE_G: 7, THREE_G: 7})], queues=owning("2")).admissions
+    elastic = gang("g", role(pods=4, least=1, **asks({ONE_G: 1})), role("big", 2, **asks({THREE_G: 1})))
+    [admission] = decided(
+        elastic, nodes=[node("n", gpu=0, **asks({ONE_G: 7, THREE_G: 7}))], queues=owning("2")
+    ).admissions
     whole = Portion(admission.placements, admission.quota)
     assert whole.quota == {("any", CARDS): 10 * CARD // 7}
     part = last(whole, {"worker": 2, "big": 1})
@@ -135,8 +142,8 @@ def test_a_limit_may_count_cards(pods: int, sentence: str) -> None:
     queues = owning("8", per_user=Cap(max_resources=((CARDS, CARD),)))
     held = Held()
     held.add(queues, "team", "ann", {CARDS: 3 * CARD // 7})
-    waiting = [gang("g", role(pods=pods, **{ONE_G: 1}), user="ann")]
-    view: Snapshot = snapshot(waiting, nodes=[node("n", gpu=0, **{ONE_G: 20})], queues=[queues])
+    waiting = [gang("g", role(pods=pods, **asks({ONE_G: 1})), user="ann")]
+    view: Snapshot = snapshot(waiting, nodes=[node("n", gpu=0, **asks({ONE_G: 20}))], queues=[queues])
     found = plan(replace(view, held=held), 0.0)
     assert started(found) == ([] if sentence else ["g"])
     assert str(found.waits.get("g", "")) == sentence
@@ -157,8 +164,11 @@ def test_a_limit_that_one_flavor_would_exceed_leads_to_the_next() -> None:
 def test_lent_cards_come_back() -> None:
     lender = Queue("lender", "top", quotas={("any", CARDS): Quota(2 * CARD)})
     borrower = Queue("borrower", "top", quotas={("any", CARDS): Quota(0)})
-    waiting = [gang("g", role(pods=14, **{ONE_G: 1}), queue="borrower"), gang("h", role(**{ONE_G: 1}), queue="lender")]
-    view = snapshot(waiting, nodes=[node("n", gpu=0, **{ONE_G: 20})], queues=[Queue("top"), lender, borrower])
+    waiting = [
+        gang("g", role(pods=14, **asks({ONE_G: 1})), queue="borrower"),
+        gang("h", role(**asks({ONE_G: 1})), queue="lender"),
+    ]
+    view = snapshot(waiting, nodes=[node("n", gpu=0, **asks({ONE_G: 20}))], queues=[Queue("top"), lender, borrower])
     found = plan(view, 0.0)
     assert started(found) == ["h"]
     assert str(found.waits["g"]) == ("Queue borrower lacks 0.143 queuectl.dev/gpu in flavor any: 0 of 0 are in use.")
@@ -198,7 +208,7 @@ def test_models_are_never_mixed_nor_are_kinds() -> None:
 
 
 def test_who_asks_for_a_name_that_no_node_offers_is_told_which_they_have() -> None:
-    there = [node("n", gpu=0, **{ONE_G: 7, "amd.com/gpu": 8})]
+    there = [node("n", gpu=0, **asks({ONE_G: 7, "amd.com/gpu": 8}))]
     found = decided(gang("g", role(gpu=1, need=GpuNeed())), nodes=there, queues=owning("8"))
     assert str(found.waits["g"]).endswith(
         "short of 1 place with 1 nvidia.com/gpu; none of flavor any offers nvidia.com/gpu, their GPUs are amd.com/gpu,"
@@ -207,7 +217,7 @@ def test_who_asks_for_a_name_that_no_node_offers_is_told_which_they_have() -> No
 
 
 def test_who_asks_for_a_name_without_a_quota_is_told_which_have_one() -> None:
-    found = decided(gang("g", role(**{"amd.com/gpu": 1})), nodes=[node("n")], queues=queue())
+    found = decided(gang("g", role(**asks({"amd.com/gpu": 1}))), nodes=[node("n")], queues=queue())
     assert str(found.waits["g"]) == (
         "Queue q has no flavor for role worker: none has a quota for amd.com/gpu; for GPUs there is nvidia.com/gpu."
     )
