@@ -269,22 +269,26 @@ def _unsuited(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
         """Return how many nodes there would be if it needed something else."""
         return int(fleet.mask(flavor, replace(role.constraints, gpu=replace(need, **other))).sum())
 
-    now, of_any_memory, of_known_memory = nodes(), nodes(min_memory=0), nodes(min_memory=min(1, need.min_memory))
-    least = format_quantity("memory", need.min_memory)
-    kind = f"slices other than {need.slice}, or whole GPUs" if need.slice else "slices for GPUs"
-    for count, what in (
-        (nodes(shared=True) - now, "GPUs that pods share, and gpu.shared of the role is not true"),
-        (nodes(slice=None) - now, f"{kind}, see gpu.slice of the role"),
-        (of_known_memory - now, f"GPUs of less memory than its gpu.minMemory, {least}"),
-        (of_any_memory - of_known_memory, f"GPUs of whose memory no label tells, and its gpu.minMemory is {least}"),
-    ):
-        if count:
-            yield f"{count} more {'node has' if count == 1 else 'nodes have'} {what}"
-    offered = fleet.offered(fleet.mask(flavor, replace(role.constraints, gpu=None)))
-    others = ", ".join(sorted(resource for resource in offered if weigh(resource, flavor)))
+    all_of_them = fleet.mask(flavor, replace(role.constraints, gpu=None))
+    if (now := nodes()) < int(all_of_them.sum()):
+        known, least = nodes(min_memory=min(1, need.min_memory)), format_quantity("memory", need.min_memory)
+        for count, what in (
+            (nodes(shared=True) - now, "GPUs that pods share, and gpu.shared of the role is not true"),
+            (
+                nodes(slice=None) - now,
+                f"{f'slices other than {need.slice}, or whole' if need.slice else 'slices for'} GPUs, see gpu.slice of"
+                " the role",
+            ),
+            (known - now, f"GPUs of less memory than its gpu.minMemory, {least}"),
+            (nodes(min_memory=0) - known, f"GPUs of whose memory no label tells, and its gpu.minMemory is {least}"),
+        ):
+            if count:
+                yield f"{count} more {'node has' if count == 1 else 'nodes have'} {what}"
     for resource, amount in role.requests:
-        if amount and others and resource not in offered and weigh(resource, flavor):
-            yield f"none of flavor {flavor.name} offers {resource}, their GPUs are {others}"
+        if amount and weigh(resource, flavor) and not fleet.offers(all_of_them, resource):
+            others = ", ".join(sorted(other for other in fleet.offered(all_of_them) if weigh(other, flavor)))
+            if others:
+                yield f"none of flavor {flavor.name} offers {resource}, their GPUs are {others}"
 
 
 def largest_first(role: Role) -> tuple[int, int, int, str]:

@@ -13,7 +13,7 @@ from queuectl.core.elastic import last
 from queuectl.core.limits import Held
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Gang, GpuNeed, Node, Queue
-from queuectl.model.plan import Plan, Portion
+from queuectl.model.plan import Plan, Portion, held
 from queuectl.model.policy import Cap, Quota
 from queuectl.model.resources import CARD, CARDS, format_quantity, parse_quantity
 from tests.support.builders import GPU, flavor, gang, node, queue, role, snapshot
@@ -140,11 +140,11 @@ def test_pods_that_are_given_up_take_their_cards_along() -> None:
 )  # fmt: skip
 def test_a_limit_may_count_cards(pods: int, sentence: str) -> None:
     queues = owning("8", per_user=Cap(max_resources=((CARDS, CARD),)))
-    held = Held()
-    held.add(queues, "team", "ann", {CARDS: 3 * CARD // 7})
+    holding = Held()
+    holding.add(queues, "team", "ann", {CARDS: 3 * CARD // 7})
     waiting = [gang("g", role(pods=pods, **asks({ONE_G: 1})), user="ann")]
     view: Snapshot = snapshot(waiting, nodes=[node("n", gpu=0, **asks({ONE_G: 20}))], queues=[queues])
-    found = plan(replace(view, held=held), 0.0)
+    found = plan(replace(view, held=holding), 0.0)
     assert started(found) == ([] if sentence else ["g"])
     assert str(found.waits.get("g", "")) == sentence
 
@@ -221,3 +221,31 @@ def test_who_asks_for_a_name_without_a_quota_is_told_which_have_one() -> None:
     assert str(found.waits["g"]) == (
         "Queue q has no flavor for role worker: none has a quota for amd.com/gpu; for GPUs there is nvidia.com/gpu."
     )
+
+
+_pods = st.builds(
+    lambda name, kinds, pods, spare: gang(
+        name, *(role(f"r{i}", pods, least=max(1, pods - spare), **asks({kind: n})) for i, (kind, n) in enumerate(kinds))
+    ),
+    st.uuids().map(str),
+    st.lists(st.tuples(st.sampled_from([GPU, ONE_G, THREE_G, "example.com/a100"]), st.integers(1, 3)), min_size=1, max_size=3),
+    st.integers(1, 4),
+    st.integers(0, 3),
+)  # fmt: skip
+
+
+@given(st.lists(_pods, max_size=6), st.integers(0, 60), st.integers(1, 50))
+def test_what_is_charged_is_what_is_placed_and_never_more_than_the_quota(
+    waiting: list[Gang], sevenths: int, parts: int
+) -> None:
+    known = flavor(gpus={"example.com/a100": -(-CARD // parts)})
+    there = [node(f"n{i}", **asks({GPU: 4, ONE_G: 7, THREE_G: 4, "example.com/a100": 8})) for i in range(3)]
+    quota = sevenths * CARD // 7
+    found = decided(*waiting, nodes=there, queues=queue(any={CARDS: quota}), flavors=[known])
+    for admission in found.admissions:
+        assert admission.quota == {("any", CARDS): held(admission.placements)[CARDS]}
+        whole = Portion(admission.placements, admission.quota)
+        part = last(whole, dict.fromkeys(admission.pods, 1))
+        assert part.quota == {("any", CARDS): held(part.placements)[CARDS]}
+        assert whole.has(part)
+    assert sum(admission.quota["any", CARDS] for admission in found.admissions) <= quota
