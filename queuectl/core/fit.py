@@ -272,13 +272,10 @@ def _unsuited(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
     all_of_them = fleet.mask(flavor, replace(role.constraints, gpu=None))
     if (now := nodes()) < int(all_of_them.sum()):
         known, least = nodes(min_memory=min(1, need.min_memory)), format_quantity("memory", need.min_memory)
+        kind = f"slices other than {need.slice}, or whole" if need.slice else "slices for"
         for count, what in (
             (nodes(shared=True) - now, "GPUs that pods share, and gpu.shared of the role is not true"),
-            (
-                nodes(slice=None) - now,
-                f"{f'slices other than {need.slice}, or whole' if need.slice else 'slices for'} GPUs, see gpu.slice of"
-                " the role",
-            ),
+            (nodes(slice=None) - now, f"{kind} GPUs, see gpu.slice of the role"),
             (known - now, f"GPUs of less memory than its gpu.minMemory, {least}"),
             (nodes(min_memory=0) - known, f"GPUs of whose memory no label tells, and its gpu.minMemory is {least}"),
         ):
