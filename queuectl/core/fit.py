@@ -110,8 +110,7 @@ class _Layout:
             shared_aim = index(together.preferred)
         within = _deeper(index(own.required), shared if len(bound) == 1 else -1)
         sliced = index(own.slice_level)
-        if sliced is not None and sliced <= within:  # all pods are that close
-            sliced = None
+        asked = {within, sliced, shared if role in bound else None} - {None, -1}
         aim = index(own.preferred)
         need = Need(
             within=within,
@@ -119,10 +118,12 @@ class _Layout:
             slice_level=sliced,
             slice_size=1 if sliced is None else own.slice_size,
             balanced=own.balanced,
-            named=tuple(at for at in (within, sliced) if at is not None and at >= len(same)),
+            named=tuple(at for at in asked if at is not None and at >= len(same)),
         )
         keys = (*same, *(level.label for level in flavor.levels))
-        return cls(keys, levels, need, shared, shared_aim, named=(shared,) if shared >= len(same) else ())
+        return cls(
+            keys, levels, need.inside(within), shared, shared_aim, named=(shared,) if shared >= len(same) else ()
+        )
 
 
 def _deeper(level: int | None, other: int) -> int:
@@ -149,17 +150,20 @@ def _place_in(
         short = _short(fleet, room, role, flavors[role.name])
         if short is not None:
             return short
-    bound = _bound(in_order, flavors)
-    free = [role for role in in_order if role not in bound]
     found: Short | None = None
-    for inside in _windows(fleet, room, bound, flavors, together) if len(bound) > 1 else [None]:
-        attempt = _Placed(fleet, room.copy() if len(roles) > 1 else room, flavors, together, bound, last=in_order[-1])
-        short = attempt.add(bound, inside, tell=tell) or attempt.add(free, None, tell=tell)
-        if short is None:
-            return tuple(attempt.placements)
-        found = short
+    for order in dict.fromkeys((tuple(in_order), tuple(sorted(in_order, key=_freedom)))):
+        bound = _bound(order, flavors)
+        free = [role for role in order if role not in bound]
+        for inside in _windows(fleet, room, bound, flavors, together) if len(bound) > 1 else [None]:
+            attempt = _Placed(
+                fleet, room.copy() if len(roles) > 1 else room, flavors, together, bound, last=[*bound, *free][-1]
+            )
+            found = attempt.add(bound, inside, tell=tell) or attempt.add(free, None, tell=tell)
+            if found is None:
+                return tuple(attempt.placements)
     if found is not None:
         return found
+    bound = _bound(in_order, flavors)
     layout = _Layout.of(bound[0], flavors[bound[0].name], together, bound)
     nodes = int(fleet.mask(flavors[bound[0].name], bound[0].constraints).sum())
     lacks = f"one {layout.levels[layout.shared]} with room for all roles"
@@ -217,7 +221,8 @@ class _Placed:
             flavor = self._flavors[role.name]
             layout = _Layout.of(role, flavor, self._together, self._bound)
             counts = self._room.pods(flavor, role.constraints, role.requests)
-            rooms = Rooms(self._fleet.domains(*layout.keys), counts, layout.need)
+            need = layout.need if inside is None else layout.need.inside(inside[0])
+            rooms = Rooms(self._fleet.domains(*layout.keys), counts, need)
             last = role is self._last
             if tell and last:
                 if rooms.holds(role.pods, inside):
@@ -243,10 +248,14 @@ class _Placed:
         nodes = int(self._fleet.mask(flavor, role.constraints).sum())
         if inside is not None:
             return Short(role, flavor, nodes, 0, f"one {layout.levels[inside[0]]} with room for all roles")
-        name, most = rooms.roomiest()
-        level = layout.levels[layout.need.within]
-        roomiest = f"the roomiest, {name}, has" if name else "the roomiest has"
-        return Short(role, flavor, nodes, most, f"one {level} with room for all of them; {roomiest} room for {most}")
+        need, (name, most) = layout.need, rooms.roomiest()
+        if need.slice_level is not None:
+            size, level = need.slice_size, layout.levels[need.slice_level]
+            lacks = f"room for {size} pods in one {level}, {role.pods // size} times; there is for {most // size}"
+        else:
+            roomiest = f"the roomiest, {name}, has" if name else "the roomiest has"
+            lacks = f"one {layout.levels[need.within]} with room for all of them; {roomiest} room for {most}"
+        return Short(role, flavor, nodes, most, lacks)
 
 
 def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None:
@@ -293,6 +302,11 @@ def largest_first(role: Role) -> tuple[int, int, int, str]:
     asks = dict(role.requests)
     devices = sum(amount for resource, amount in role.requests if is_extended(resource))
     return -devices, -asks.get("cpu", 0), -asks.get("memory", 0), role.name
+
+
+def _freedom(role: Role) -> tuple[bool, bool]:
+    """Order in which roles are placed where largest first leaves one out: those first that have to be close."""
+    return not role.topology.required, not role.topology.slice_level
 
 
 def _lacks(room: Room, flavor: Flavor, role: Role, found: int) -> str:

@@ -8,7 +8,7 @@ After KEP-2724 (Topology Aware Scheduling).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -80,6 +80,12 @@ class Need:
     balanced: bool = False
     named: tuple[int, ...] = ()  # levels whose label the nodes must have
 
+    def inside(self, level: int) -> "Need":
+        """Return what is left to be asked for inside a domain of a level: slices that it keeps together are whole."""
+        if self.slice_level is None or self.slice_level > level:
+            return self
+        return replace(self, slice_level=None, slice_size=1)
+
 
 class Rooms:
     """How many pods, or slices of pods, each domain holds."""
@@ -114,14 +120,13 @@ class Rooms:
         return self._smallest(pods, inside) is not None
 
     def roomiest(self) -> tuple[str, int]:
-        """Return the domain of the required level that holds most, and how many pods that are."""
-        room = self.of(self.need.within)
-        best = int(np.argmax(room)) if len(room) else -1
-        if best < 0:
-            return "", 0
-        names = self.domains.names
-        node = self.need.within == self.domains.nodes
-        return "" if node else names[self.need.within][best], int(room[best]) * self.need.slice_size
+        """Return the domain of the required level that holds most, if one is required, and how many pods that are."""
+        within = self.need.within
+        if within < 0 or not len(self.domains.order):
+            return "", int(self.of(0).sum()) * self.need.slice_size
+        best = int(np.argmax(self.of(within)))
+        name = "" if within == self.domains.nodes else self.domains.names[within][best]
+        return name, int(self.of(within)[best]) * self.need.slice_size
 
     def place(self, pods: int, inside: tuple[int, int] | None = None) -> Allotment | None:
         """Return (row, pods) in the closest places that hold all; None if there are none.

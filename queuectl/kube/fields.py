@@ -84,7 +84,9 @@ class AmountMarker:
 
 _LABEL_REMEDY = "is not a name; use lower-case letters, digits and -, such as worker-a"
 LabelName = Annotated[str, Matching(LABEL_PATTERN, _LABEL_REMEDY, 63)]
-LevelName = Annotated[str, Matching(LABEL_PATTERN, "is not a level's name; use lower-case letters, digits and -", 63)]
+LevelName = Annotated[
+    str, Matching(LABEL_PATTERN, "is not the name of a level; use lower-case letters, digits and -", 63)
+]
 Weight = Annotated[
     str, Matching("^[1-9][0-9]{0,2}/[1-9][0-9]{0,2}$", "is not a weight; write it as a fraction, such as 1/7", 7)
 ]

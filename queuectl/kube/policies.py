@@ -16,7 +16,7 @@ from queuectl.kube.names import (
     VERSION,
 )
 
-_FIXED_FIELDS = ("queue", "priority", "priorityClassName", "roles", "gpu")
+_FIXED_FIELDS = ("queue", "priority", "priorityClassName", "roles", "gpu", "topology")
 
 
 def policies() -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StrictBool, StrictStr, ValidationError, field_validator, model_validator
 
-from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, RoleGpu, TrainingJob
+from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, RoleGpu, RoleTopology, TrainingJob
 from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
 from queuectl.kube.names import API_VERSION, SUBMITTED_BY
 from queuectl.kube.parts import Int32, Labels, Part, Text
@@ -79,6 +79,7 @@ class Asks(Part):
     requests: dict[QualifiedName, Quantity] = Field(default_factory=dict)
     node_selector: Labels | None = None
     gpu: RoleGpu | None = None
+    topology: RoleTopology | None = None
 
     @model_validator(mode="after")
     def _check_pods(self) -> Self:
@@ -95,9 +96,9 @@ class Asks(Part):
         if self.node_selector:
             spec["nodeSelector"] = self.node_selector
         role: dict[str, Any] = {"name": name, "replicas": self.pods, "template": {"spec": spec}}
-        if self.gpu:
-            role["gpu"] = self.gpu.model_dump(by_alias=True, exclude_none=True)
-        return role if self.min_pods is None else {**role, "minReplicas": self.min_pods}
+        if self.min_pods is not None:
+            role["minReplicas"] = self.min_pods
+        return role | self.model_dump(by_alias=True, exclude_unset=True, include={"topology", "gpu"})
 
 
 class RoleForm(Asks):
@@ -139,7 +140,7 @@ class JobForm(Asks):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.roles is not None:
-            alone = Asks.model_fields.keys() & self.model_fields_set
+            alone = Asks.model_fields.keys() & self.model_fields_set - {"topology"}
             if alone:
                 raise ValueError(f"{', '.join(sorted(alone))} and roles exclude each other; move it into the roles")
         try:
@@ -156,6 +157,8 @@ class JobForm(Asks):
         }  # fmt: skip
         spec = self.model_dump(by_alias=True, exclude_none=True, include=passed)
         spec["roles"] = roles or [self.role("worker")]
+        if roles:
+            spec |= self.model_dump(by_alias=True, exclude_unset=True, include={"topology"})
         given = {"models": self.gpu_models, "homogeneous": self.homogeneous, "sameDriver": self.same_driver}
         if any(value is not None for value in given.values()):
             spec["gpu"] = {name: value for name, value in given.items() if value is not None}

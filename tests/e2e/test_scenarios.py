@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parents[1] / "scenarios"
 # Not here: those of many pods, and those that turn on a few seconds of the controller's own time limits.
 PROJECT = [
     "ceiling", "claim_and_cut", "claim_dropped", "elastic_split", "fair_share", "held_room", "never_fits", "partial",
-    "preempts_in_vain", "priority", "priority_order", "quota_cut_in_cohort", "quota_lowered", "reclaim", "restart",
+    "preempts_in_vain", "priority", "priority_order", "racks", "quota_cut_in_cohort", "quota_lowered", "reclaim", "restart",
     "waiting_is_enough",
 ]  # fmt: skip
 FILES = os.environ.get("SCENARIOS", "").split() or [str(FOLDER / f"{name}.yaml") for name in PROJECT]

@@ -98,12 +98,27 @@ REFUSED = {
         job("a", role("worker", 2, container(gpu=None)), gpu={"models": ["H100"]}),
         ("gpu is given", "no container requests a GPU", "add a request such as nvidia.com/gpu: 1"),
     ),
+    "a role with GPU memory but no GPU": Refused(
+        job("a", role("worker", 2, container(gpu=None), gpu={"minMemory": "40Gi"})),
+        ("no container of the role requests a GPU",),
+    ),
+    "slices that do not divide the role": Refused(
+        job("a", role("worker", 6, topology={"slices": {"level": "rack", "size": 4}})),
+        ("6 replicas do not divide into slices of 4", "give a multiple"),
+    ),
+    "a level that is no name": Refused(
+        job("a", topology={"required": "Rack!"}), ('"Rack!" is not the name of a level',)
+    ),
+    "an alternative for a role that is not there": Refused(
+        job("a", gpu={"alternatives": [{"models": ["A100"], "replicas": {"chief": 2}}]}),
+        ("replicas of an alternative name a role that the job does not have", "use names of spec.roles"),
+    ),
+    "a level named like that of every flavor": Refused(
+        flavor(topology={"levels": [{"name": "node", "nodeLabel": "example.com/node"}]}),
+        ("no level can be named node",),
+    ),
     "a model but zero GPUs": Refused(
         job("a", role("worker", 2, container(gpu="0")), gpu={"models": ["H100"]}), ("no container requests a GPU",)
-    ),
-    "needs of GPUs but no GPU": Refused(
-        job("a", role("worker", 2, container(gpu=None), gpu={"shared": True}), role("other")),
-        ("gpu is given, but no container of the role requests a GPU",),
     ),
     "a memory that is no quantity": Refused(
         job("a", role(gpu={"minMemory": "80 GB"})), ("gpu.minMemory", '"80 GB" is not a quantity; write 8 or 64Gi')
@@ -224,6 +239,12 @@ ACCEPTED = {
         quotas=[quota(value, flavor=f"f{n}") for n, value in enumerate((0, 8, "8", "500m", "1.5", "64Gi", "1e3"))],
     ),
     "nulls are as good as nothing": job("nulls", priority=None, hold=None, gpu=None),
+    "closeness of all kinds": job(
+        "close",
+        role("worker", 8, topology={"preferred": "rack", "slices": {"level": "rack", "size": 4}, "balanced": True}),
+        topology={"required": "block"},
+        gpu={"sameDriver": True, "alternatives": [{"models": ["A100"], "replicas": {"worker": 16}}]},
+    ),
     "an empty queue": queue("empty"),
     "a queue below another": queue("child", parent="team-a", order="StrictFIFO", quotas=[quota()]),
     "an empty flavor": flavor("any"),
@@ -231,6 +252,10 @@ ACCEPTED = {
         nodeLabels={"nvidia.com/gpu.product": "NVIDIA-H100"},
         tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}, {"operator": "Exists"}],
         gpuModel="H100",
+        topology={
+            "levels": [{"name": "rack", "nodeLabel": "topology.example.com/rack"}],
+            "insideNode": [{"name": "nvlink", "gpus": 8}],
+        },
     ),
 }
 
