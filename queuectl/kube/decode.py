@@ -59,7 +59,7 @@ from queuectl.model.policy import (
     Within,
 )
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import CARD, is_extended, parse_quantity, pod_requests
+from queuectl.model.resources import CARD, CARDS, is_extended, parse_quantity, pod_requests
 
 Bytes = msgspec.Raw | bytes
 
@@ -489,6 +489,8 @@ def _role(role: Mapping[str, Any]) -> Role:
 
 def _gpu_need(gpu: Mapping[str, Any], requests: Iterable[tuple[str, int]]) -> GpuNeed | None:
     devices = tuple(resource for resource, amount in requests if amount and is_extended(resource))
+    if CARDS in devices:
+        raise ValueError(f"{CARDS} is what quotas count; request what nodes offer, such as nvidia.com/gpu")
     if not devices:
         return None
     least = parse_quantity("memory", gpu.get("minMemory") or 0)

@@ -21,8 +21,8 @@ from tests.support.play import perform
 FOLDER = Path(__file__).parents[1] / "scenarios"
 # Not here: those of many pods, and those that turn on a few seconds of the controller's own time limits.
 PROJECT = [
-    "ceiling", "claim_and_cut", "claim_dropped", "elastic_split", "fair_share", "held_room", "never_fits", "partial",
-    "preempts_in_vain", "priority", "priority_order", "racks", "quota_cut_in_cohort", "quota_lowered", "reclaim", "restart",
+    "ceiling", "claim_and_cut", "claim_dropped", "elastic_split", "fair_share", "gpu_driver", "gpu_memory",
+    "gpu_models_apart", "gpu_shared", "gpu_slices", "held_room", "never_fits", "partial", "preempts_in_vain", "priority", "priority_order", "racks", "quota_cut_in_cohort", "quota_lowered", "reclaim", "restart",
     "waiting_is_enough",
 ]  # fmt: skip
 FILES = os.environ.get("SCENARIOS", "").split() or [str(FOLDER / f"{name}.yaml") for name in PROJECT]
