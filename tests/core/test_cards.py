@@ -15,6 +15,7 @@ from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Gang, GpuNeed, Node, Queue
 from queuectl.model.plan import Plan, Portion, held
 from queuectl.model.policy import Cap, Quota
+from queuectl.model.reasons import Reason
 from queuectl.model.resources import CARD, CARDS, format_quantity, parse_quantity
 from tests.support.builders import GPU, flavor, gang, node, queue, role, snapshot
 
@@ -36,6 +37,13 @@ def owning(cards: str, **given: Any) -> Queue:
 
 def decided(*waiting: Gang, nodes: list[Node], queues: Queue, flavors: list[Flavor] | None = None) -> Plan:
     return plan(snapshot(waiting, nodes=nodes, queues=[queues], flavors=flavors), 0.0)
+
+
+def short_of(found: Plan, uid: str) -> tuple[object, ...]:
+    """Return what is missing of which resource, and what of the quota is in use."""
+    wait = found.waits[uid]
+    assert wait.reason is Reason.WAITING_FOR_QUOTA
+    return tuple(wait.facts[name] for name in ("missing", "resource", "used", "nominal"))
 
 
 def started(found: Plan) -> list[str]:
@@ -71,7 +79,7 @@ def test_seven_slices_are_a_card_and_an_eighth_is_too_much() -> None:
     found = decided(*(gang(f"g{i}", role(**asks({ONE_G: 1}))) for i in range(8)), nodes=there, queues=owning("1"))
     assert started(found) == [f"g{i}" for i in range(7)]
     assert all(admission.quota == {("any", CARDS): CARD // 7} for admission in found.admissions)
-    assert str(found.waits["g7"]) == "Queue q lacks 0.143 queuectl.dev/gpu in flavor any: 1 of 1 are in use."
+    assert short_of(found, "g7") == ("0.143", CARDS, "1", "1")
 
 
 def test_whole_and_sliced_gpus_draw_on_one_quota() -> None:
@@ -79,7 +87,7 @@ def test_whole_and_sliced_gpus_draw_on_one_quota() -> None:
     waiting = [gang("a", role(gpu=1)), gang("b", role(**asks({THREE_G: 1}))), gang("c", role(gpu=1))]
     found = decided(*waiting, nodes=there, queues=owning("2"))
     assert started(found) == ["a", "b"]
-    assert str(found.waits["c"]) == "Queue q lacks 0.429 queuectl.dev/gpu in flavor any: 1.429 of 2 are in use."
+    assert short_of(found, "c") == ("0.429", CARDS, "1.429", "2")
 
 
 def test_parts_of_several_devices_add_up() -> None:
@@ -95,7 +103,7 @@ def test_both_quotas_count_where_both_are_given() -> None:
     both = queue(any={GPU: 2, CARDS: 8 * CARD})
     found = decided(gang("a", role(gpu=2)), gang("b", role(gpu=1)), nodes=[node("n")], queues=both)
     assert [admission.quota for admission in found.admissions] == [{("any", GPU): 2, ("any", CARDS): 2 * CARD}]
-    assert str(found.waits["b"]) == "Queue q lacks 1 nvidia.com/gpu in flavor any: 2 of 2 are in use."
+    assert short_of(found, "b") == ("1", GPU, "2", "2")
 
 
 def test_the_flavor_that_is_taken_says_what_they_count_as() -> None:
@@ -184,17 +192,18 @@ NODES = [
 
 
 @pytest.mark.parametrize(
-    ("need", "told"),
+    ("need", "nodes", "short"),
     [
-        (GpuNeed(), "2 nodes of flavor any that they may use were empty; short of 2 places with 8 nvidia.com/gpu; 1 more node has GPUs that pods share, and gpu.shared of the role is not true; 1 more node has slices for GPUs, see gpu.slice of the role."),
-        (GpuNeed(min_memory=40 * 2**30), "1 nodes of flavor any that they may use were empty; short of 3 places with 8 nvidia.com/gpu; 1 more node has GPUs of whose memory no label tells, and its gpu.minMemory is 40Gi."),
-        (GpuNeed(min_memory=80 * 2**30), "0 nodes of flavor any that they may use were empty; short of 4 places with 8 nvidia.com/gpu; 1 more node has GPUs of less memory than its gpu.minMemory, 80Gi; 1 more node has GPUs of whose memory no label tells, and its gpu.minMemory is 80Gi."),
-        (GpuNeed(slice="1g.5gb"), "1 nodes of flavor any that they may use were empty; short of 3 places with 8 nvidia.com/gpu; 2 more nodes have slices other than 1g.5gb, or whole GPUs, see gpu.slice of the role."),
+        (GpuNeed(), 2, "2 places with 8 nvidia.com/gpu; 1 more node has GPUs that pods share, and gpu.shared of the role is not true; 1 more node has slices for GPUs, see gpu.slice of the role"),
+        (GpuNeed(min_memory=40 * 2**30), 1, "3 places with 8 nvidia.com/gpu; 1 more node has GPUs of whose memory no label tells, and its gpu.minMemory is 40Gi"),
+        (GpuNeed(min_memory=80 * 2**30), 0, "4 places with 8 nvidia.com/gpu; 1 more node has GPUs of less memory than its gpu.minMemory, 80Gi; 1 more node has GPUs of whose memory no label tells, and its gpu.minMemory is 80Gi"),
+        (GpuNeed(slice="1g.5gb"), 1, "3 places with 8 nvidia.com/gpu; 2 more nodes have slices other than 1g.5gb, or whole GPUs, see gpu.slice of the role"),
     ],
 )  # fmt: skip
-def test_how_many_nodes_are_left_out_and_why(need: GpuNeed, told: str) -> None:
+def test_how_many_nodes_are_left_out_and_why(need: GpuNeed, nodes: int, short: str) -> None:
     waiting = gang("g", role(pods=4, gpu=8, need=need))
-    assert str(decided(waiting, nodes=NODES, queues=queue()).waits["g"]).endswith(told)
+    told = decided(waiting, nodes=NODES, queues=queue()).waits["g"]
+    assert (told.reason, told.facts["nodes"], told.facts["short"]) == (Reason.EXCEEDS_CLUSTER, nodes, short)
 
 
 def test_models_are_never_mixed_nor_are_kinds() -> None:
