@@ -21,6 +21,7 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", show_default=
 _QUEUE_COLUMNS = ("NAME", "PARENT", "ORDER", "PENDING", "RUNNING", "READY")
 _QUOTA_COLUMNS = ("FLAVOR", "RESOURCE", "USED", "TOTAL", "NOMINAL")
 _NODE_COLUMNS = ("NAME", "STATE", "FLAVOR", "RESOURCE", "GPUS", "HELD", "OTHERS", "FREE")
+_LABEL_COLUMNS = ("MODEL", "UNIT", "DRIVER", "PROBLEMS")  # what labels tell, and what can't be right
 _PAUSE = 0.2  # seconds in which changes of nodes and pods are gathered
 
 
@@ -107,13 +108,17 @@ def queue_rows(queue: Object, *, wide: bool) -> Iterable[list[object]]:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """GPUs of one resource on one node. ``held`` by pods of jobs, ``others`` by pods that aren't queuectl's."""
+    """GPUs of one resource on one node. ``held`` by pods of jobs, ``others`` by pods that aren't queuectl's.
+
+    ``unit``: what one of them is: a whole GPU, a slice, or what several pods share.
+    """
 
     resource: str
     total: int
     held: int
     others: int
     free: int
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +129,16 @@ class NodeView:
     state: str
     flavors: tuple[str, ...]
     gpus: tuple[Gpus, ...]
+    model: str
+    driver: str
+    problems: tuple[str, ...]
 
-    def rows(self) -> list[list[object]]:
+    def rows(self, *, wide: bool = False) -> list[list[object]]:
         """Return a row for each kind of GPU; one for a node that has none."""
         head = [self.name, self.state, ",".join(self.flavors)]
         gpus = self.gpus or (Gpus("", 0, 0, 0, 0),)
-        return [[*head, g.resource, g.total, g.held, g.others, g.free] for g in gpus]
+        more = [[self.model, g.unit, self.driver, "; ".join(self.problems)] if wide else [] for g in gpus]
+        return [[*head, g.resource, g.total, g.held, g.others, g.free, *m] for g, m in zip(gpus, more, strict=True)]
 
 
 def nodes(
@@ -147,7 +156,8 @@ def nodes(
         views = await _read(here)
         missing = [name for name in names or () if name not in {view.name for view in views}]
         shown = [view for view in views if not names or view.name in names]
-        table = Table(_NODE_COLUMNS, wide=output is Output.WIDE)
+        wide = output is Output.WIDE
+        table = Table((*_NODE_COLUMNS, *(_LABEL_COLUMNS if wide else ())), wide=wide)
         if not shown and not missing and output is None:
             session.say("no nodes")
         if shown or output in {Output.JSON, Output.YAML}:
@@ -164,7 +174,7 @@ def nodes(
 def _show(views: Sequence[NodeView], output: Output | None, table: Table, *, one: bool) -> None:
     match output:
         case None | Output.WIDE:
-            table.show(row for view in views for row in view.rows())
+            table.show(row for view in views for row in view.rows(wide=output is Output.WIDE))
         case Output.NAME:
             for view in views:
                 typer.echo(f"node/{view.name}")
@@ -174,7 +184,8 @@ def _show(views: Sequence[NodeView], output: Output | None, table: Table, *, one
 
 
 def _plain(view: NodeView) -> Object:
-    return {**asdict(view), "flavors": list(view.flavors), "gpus": [asdict(gpus) for gpus in view.gpus]}
+    gpus = [asdict(gpus) for gpus in view.gpus]
+    return {**asdict(view), "flavors": list(view.flavors), "gpus": gpus, "problems": list(view.problems)}
 
 
 async def _read(here: "Session") -> list[NodeView]:
@@ -197,25 +208,41 @@ async def _read(here: "Session") -> list[NodeView]:
 
 def views(flavors: Sequence["Flavor"], nodes: Iterable["Node"], pods: Iterable["Pod"]) -> list[NodeView]:
     """Return what ``nodes`` shows, by name."""
-    from queuectl.model.resources import is_gpu
+    from queuectl.model.gpus import Claim, problems
 
     used: dict[tuple[str, str, bool], int] = {}
     for pod in pods:
         for resource, amount in pod.requests:  # of pods that are bound and haven't ended
-            if is_gpu(resource):
-                key = (pod.node, resource, bool(pod.workload))
-                used[key] = used.get(key, 0) + amount
+            key = (pod.node, resource, bool(pod.workload))
+            used[key] = used.get(key, 0) + amount
     result = []
     for node in sorted(nodes, key=lambda node: node.name):
+        mine = [f for f in flavors if all(node.labels.get(k) == v for k, v in f.node_labels)]
         gpus = []
         for resource, total in sorted(node.allocatable.items()):
-            if is_gpu(resource):
+            unit = _unit(node, resource, mine)
+            if unit:
                 held, others = used.get((node.name, resource, True), 0), used.get((node.name, resource, False), 0)
-                gpus.append(Gpus(resource, total, held, others, max(0, total - held - others)))
+                gpus.append(Gpus(resource, total, held, others, max(0, total - held - others), unit))
         state = ("Ready" if node.ready else "NotReady") + (",Cordoned" if node.unschedulable else "")
-        mine = tuple(f.name for f in flavors if all(node.labels.get(k) == v for k, v in f.node_labels))
-        result.append(NodeView(node.name, state, mine, tuple(gpus)))
+        wrong = problems(node.labels, node.allocatable, [Claim(f.name, f.gpu_model, f.gpus) for f in mine])
+        names = tuple(f.name for f in mine)
+        result.append(NodeView(node.name, state, names, tuple(gpus), node.gpus.model, node.gpus.driver, tuple(wrong)))
     return result
+
+
+def _unit(node: "Node", resource: str, flavors: Sequence["Flavor"]) -> str:
+    """Say what a unit of a resource is; empty when it is no GPU, neither by its name nor by a flavor's word."""
+    from queuectl.core.cards import weigh
+    from queuectl.model.gpus import SHARED, weight
+    from queuectl.model.resources import MIG
+
+    if not weight(resource) and not any(weigh(resource, flavor) for flavor in flavors):
+        return ""
+    unit = node.gpus.of(resource)
+    profile = resource.removesuffix(SHARED).removeprefix(MIG) if resource.startswith(MIG) else unit.slice
+    words = ([f"slice {profile}"] if profile else []) + (["shared"] if unit.shared or resource.endswith(SHARED) else [])
+    return " ".join(words) or "whole"
 
 
 async def _watch_nodes(here: "Session", shown: Sequence[NodeView], names: Sequence[str] | None, show: Any) -> None:

@@ -32,10 +32,10 @@ from queuectl.model.objects import (
     PriorityClass,
     Queue,
 )
-from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion
+from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion, held
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import Resources, times, total
+from queuectl.model.resources import Resources
 from queuectl.model.work import Work
 
 AttemptKey = tuple[str, int]  # workload uid, number
@@ -582,8 +582,7 @@ class World:
         workload, attempt, job = self.workloads[uid], self.attempts.get(uid), self.jobs.get(uid)
         queue = self.queues.get(workload.queue)
         if attempt is not None and queue is not None and limited(queue):
-            amounts = total(times(dict(p.requests), p.pods) for p in attempt.held)
-            counted = (queue, workload.namespace, job.gang.user if job else "", amounts)
+            counted = (queue, workload.namespace, job.gang.user if job else "", held(attempt.held))
             self._counted_in[uid] = counted
             self._held.add(*counted)
 

@@ -195,7 +195,7 @@ class _Search:
 
     def _regions(self, flavors: Mapping[str, Flavor]) -> Iterator[list[Running]]:
         """Yield who could move of each domain that could take all the gang, those with most room; of everywhere, else."""
-        fleet, bound = self.snapshot.fleet, fit.bound_roles(self.by_quota.roles)
+        fleet, bound = self.snapshot.fleet, fit.bound_roles(self.by_quota.roles, flavors)
         if fleet is None:
             return
         role = min(bound, key=fit.largest_first)

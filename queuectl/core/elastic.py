@@ -8,7 +8,7 @@ from itertools import count, islice
 
 from queuectl.model.lifecycle import Attempt, Done
 from queuectl.model.objects import Role
-from queuectl.model.plan import Placement, PodKey, Portion, by_index, place
+from queuectl.model.plan import Placement, PodKey, Portion, by_index, held, place
 from queuectl.model.policy import Cell
 from queuectl.model.resources import total
 
@@ -88,6 +88,6 @@ def fewest(part: Portion, are_enough: Callable[[Portion], bool]) -> Portion:
 
 
 def _charged(placements: Iterable[Placement], quota: Mapping[Cell, int]) -> dict[Cell, int]:
-    """Return what these pods are charged: the requests that count in their flavor."""
-    amounts = total({(p.flavor, resource): n * p.pods for resource, n in p.requests} for p in placements)
+    """Return what these pods are charged: the requests that count in their flavor, and their cards."""
+    amounts = total({(p.flavor, resource): n for resource, n in held([p]).items()} for p in placements)
     return {cell: amount for cell, amount in amounts.items() if amount and cell in quota}

@@ -1,17 +1,18 @@
 """Fit a whole gang onto nodes: all of it or nothing."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
+from queuectl.core.cards import cards, weigh
 from queuectl.core.fleet import Fleet, Room
 from queuectl.core.topology import DRIVER, MODEL, Need, Rooms
 from queuectl.model.objects import ALIKE, NODE_LEVEL, Flavor, Role, Together
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import format_quantity, is_extended, is_gpu
+from queuectl.model.resources import format_quantity, is_extended
 
 _SAME = {MODEL: "GPU model", DRIVER: "version of the GPU driver"}
 MAX_TRIES = 8  # domains of a level in which a gang of several roles is tried, where a wider one would do
@@ -73,7 +74,7 @@ def only_counts(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavo
     """Tell whether the roles fit as soon as there are places enough, wherever they are."""
     if len(roles) != 1:
         return False
-    layout = Layout.of(roles[0], flavors[roles[0].name], together, bound=bound_roles(roles))
+    layout = Layout.of(roles[0], flavors[roles[0].name], together, bound=bound_roles(roles, flavors))
     need = layout.need
     return need.slice_level is None and (
         need.within < 0 or (not need.named and len(fleet.domains(*layout.keys).starts[need.within]) <= 1)
@@ -95,7 +96,7 @@ class Layout:
     def of(cls, role: Role, flavor: Flavor, together: Together, bound: Sequence[Role]) -> Self:
         """Look up the levels that a role and its gang name. ``bound``: the roles that are kept together."""
         same: list[str] = []
-        if role in bound and any(is_gpu(resource) for resource, _ in role.requests):
+        if role in bound and cards(role.requests, flavor):
             same = [key for key, asked in ((MODEL, together.same_model), (DRIVER, together.same_driver)) if asked]
         levels = (*(_SAME[key] for key in same), *(level.name for level in flavor.levels), NODE_LEVEL)
         inside = {level.name: NODE_LEVEL for level in flavor.inside}
@@ -130,9 +131,9 @@ def _deeper(level: int | None, other: int) -> int:
     return other if level is None else max(level, other)
 
 
-def bound_roles(roles: Sequence[Role]) -> list[Role]:
+def bound_roles(roles: Sequence[Role], flavors: Mapping[str, Flavor]) -> list[Role]:
     """Return the roles that a gang keeps together: those with GPUs, or all if none has."""
-    return [role for role in roles if any(is_gpu(resource) for resource, _ in role.requests)] or list(roles)
+    return [role for role in roles if cards(role.requests, flavors[role.name])] or list(roles)
 
 
 def _place_in(
@@ -152,7 +153,7 @@ def _place_in(
             return short
     found: Short | None = None
     for order in dict.fromkeys((tuple(in_order), tuple(sorted(in_order, key=_freedom)))):
-        bound = bound_roles(order)
+        bound = bound_roles(order, flavors)
         free = [role for role in order if role not in bound]
         for inside in _windows(fleet, room, bound, flavors, together) if len(bound) > 1 else [None]:
             attempt = _Placed(
@@ -163,7 +164,7 @@ def _place_in(
                 return tuple(attempt.placements)
     if found is not None:
         return found
-    bound = bound_roles(in_order)
+    bound = bound_roles(in_order, flavors)
     layout = Layout.of(bound[0], flavors[bound[0].name], together, bound)
     nodes = int(fleet.mask(flavors[bound[0].name], bound[0].constraints).sum())
     lacks = f"one {layout.levels[layout.shared]} with room for all roles"
@@ -232,12 +233,12 @@ class _Placed:
             if chosen is None:
                 return self._short(role, layout, rooms, inside)
             columns, amounts = self._fleet.columns(role.requests) or ([], np.zeros(0, np.int64))
-            first = 0
+            each, first = cards(role.requests, flavor), 0
             for row, pods in chosen:
                 if not last:
                     self._room.use(row, columns, amounts * pods)
                 node = self._fleet.name(row)
-                self.placements.append(Placement(role.name, flavor.name, node, pods, role.requests, first))
+                self.placements.append(Placement(role.name, flavor.name, node, pods, role.requests, each, first))
                 first += pods
         return None
 
@@ -265,7 +266,37 @@ def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None
     if found >= role.pods:
         return None
     nodes = int(fleet.mask(flavor, role.constraints).sum())
-    return Short(role, flavor, nodes, found, _lacks(room, flavor, role, found))
+    lacks = "; ".join((_lacks(room, flavor, role, found), *_unsuited(fleet, role, flavor)))
+    return Short(role, flavor, nodes, found, lacks)
+
+
+def _unsuited(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
+    """Say of how many more nodes the GPUs are not what the role needs, and which ones they have by other names."""
+    need = role.constraints.gpu
+    if need is None:
+        return
+
+    def nodes(**other: Any) -> int:
+        """Return how many nodes there would be if it needed something else."""
+        return int(fleet.mask(flavor, replace(role.constraints, gpu=replace(need, **other))).sum())
+
+    all_of_them = fleet.mask(flavor, replace(role.constraints, gpu=None))
+    if (now := nodes()) < int(all_of_them.sum()):
+        known, least = nodes(min_memory=min(1, need.min_memory)), format_quantity("memory", need.min_memory)
+        kind = f"slices other than {need.slice}, or whole" if need.slice else "slices for"
+        for count, what in (
+            (nodes(shared=True) - now, "GPUs that pods share, and gpu.shared of the role is not true"),
+            (nodes(slice=None) - now, f"{kind} GPUs, see gpu.slice of the role"),
+            (known - now, f"GPUs of less memory than its gpu.minMemory, {least}"),
+            (nodes(min_memory=0) - known, f"GPUs of whose memory no label tells, and its gpu.minMemory is {least}"),
+        ):
+            if count:
+                yield f"{count} more {'node has' if count == 1 else 'nodes have'} {what}"
+    for resource, amount in role.requests:
+        if amount and weigh(resource, flavor) and not fleet.offers(all_of_them, resource):
+            others = ", ".join(sorted(other for other in fleet.offered(all_of_them) if weigh(other, flavor)))
+            if others:
+                yield f"none of flavor {flavor.name} offers {resource}, their GPUs are {others}"
 
 
 def largest_first(role: Role) -> tuple[int, int, int, str]:

@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from queuectl.core.tree import Node, height_that_fits
 from queuectl.model.policy import Cell, FlavorChoice, Prefer, Stop
+from queuectl.model.resources import total
 
 
 class Mode(IntEnum):
@@ -68,6 +69,9 @@ class Wanted:
     amounts: Mapping[str, int]
 
 
+Charge = Callable[[Mapping[str, int], str], Mapping[str, int]]  # amounts, flavor → amounts that quotas count
+
+
 @dataclass
 class Assignment:
     """A flavor for each resource of each role, and how that can be had."""
@@ -110,15 +114,16 @@ def assign(
     wanted: Sequence[Wanted],
     *,
     suits: Callable[[Wanted, str], bool],
+    charge: Charge,
     try_preemption: Callable[[Cell, int, bool], Way],
     may_preempt_and_borrow: bool,
     may_borrow: bool,
 ) -> Assignment:
     """Choose flavors for all roles.
 
-    ``suits(wanted, flavor)`` tells whether these pods may run on the flavor's nodes at all;
-    ``try_preemption(cell, amount, may)`` how that amount could be had once those who leave anyway are gone or, if it
-    ``may`` be had so, others gave way.
+    ``suits(wanted, flavor)`` tells whether these pods may run on the flavor's nodes at all; ``charge(amounts, flavor)``
+    what they are charged there; ``try_preemption(cell, amount, may)`` how that amount could be had once those who leave
+    anyway are gone or, if it ``may`` be had so, others gave way.
     """
     result = Assignment()
     for part in wanted:
@@ -131,8 +136,8 @@ def assign(
             if group is not None:
                 found = _best(
                     node, group, choice, part, result.usage,
-                    suits=suits, try_preemption=try_preemption, may_preempt_and_borrow=may_preempt_and_borrow,
-                    may_borrow=may_borrow,
+                    suits=suits, charge=charge, try_preemption=try_preemption,
+                    may_preempt_and_borrow=may_preempt_and_borrow, may_borrow=may_borrow,
                 )  # fmt: skip
             if found is None:
                 result.way, result.missing = Way(Mode.NEVER), (part, resource)
@@ -145,11 +150,20 @@ def assign(
                 mode = min(result.way.mode, way.mode)
                 result.way = Way(mode, max(result.way.height, way.height))
         result.flavors |= dict.fromkeys(part.roles, chosen)
-        for resource, flavor in chosen.items():
-            cell = (flavor, resource)
-            if cell in node.quotas:
-                result.usage[cell] = result.usage.get(cell, 0) + part.amounts[resource]
+        charged = _charged(part, chosen, charge)
+        result.usage = total((result.usage, {cell: n for cell, n in charged.items() if cell in node.quotas}))
     return result
+
+
+def _charged(wanted: Wanted, flavors: Mapping[str, str], charge: Charge) -> dict[Cell, int]:
+    """Return what is charged once each resource has its flavor."""
+    return {
+        (flavor, resource): amount
+        for flavor in dict.fromkeys(flavors.values())
+        for resource, amount in charge(
+            {r: wanted.amounts[r] for r, f in flavors.items() if f == flavor}, flavor
+        ).items()
+    }
 
 
 def _best(
@@ -160,6 +174,7 @@ def _best(
     used: Mapping[Cell, int],
     *,
     suits: Callable[[Wanted, str], bool],
+    charge: Charge,
     try_preemption: Callable[[Cell, int, bool], Way],
     may_preempt_and_borrow: bool,
     may_borrow: bool,
@@ -171,12 +186,13 @@ def _best(
             continue
         ways: dict[str, Way] = {}
         worst = Way(Mode.FIT)
-        for resource in sorted(group.resources & wanted.amounts.keys()):
+        mine = {resource: wanted.amounts[resource] for resource in group.resources & wanted.amounts.keys()}
+        for resource, amount in sorted(charge(mine, flavor).items()):
             cell = (flavor, resource)
             if cell not in node.quotas:
                 continue  # not counted in this flavor
             way = _way(
-                node, cell, used.get(cell, 0) + wanted.amounts[resource],
+                node, cell, used.get(cell, 0) + amount,
                 try_preemption=try_preemption, may_preempt_and_borrow=may_preempt_and_borrow, may_borrow=may_borrow,
             )  # fmt: skip
             ways[resource] = way

@@ -223,6 +223,16 @@ class Fleet:
             )
         return self._masks[key]
 
+    def offers(self, mask: Mask, resource: str) -> bool:
+        """Tell whether any of the nodes in these rows has the resource for pods."""
+        column = self._columns.get(resource)
+        return column is not None and bool((mask & (self._allocatable[:, column] > 0)).any())
+
+    def offered(self, mask: Mask) -> set[str]:
+        """Return the resources that any of the nodes in these rows has for pods."""
+        most = self._allocatable[mask].max(axis=0, initial=0)
+        return {resource for resource, column in self._columns.items() if most[column] > 0}
+
     def forget_masks(self) -> None:
         """Drop kept masks, for flavors have changed."""
         self._masks.clear()

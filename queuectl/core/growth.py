@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 
 from queuectl.core.backlog import pending_key
 from queuectl.core.elastic import alike, last, pods_of
-from queuectl.core.lifecycle import PodKey
 from queuectl.core.limits import stopped
 from queuectl.core.repair import places_for_missing
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Gang, Role
-from queuectl.model.plan import Placement, Portion
+from queuectl.model.plan import Placement, PodKey, Portion
 from queuectl.model.policy import Cell
 from queuectl.model.reasons import Reason, Why
 from queuectl.model.resources import times, total

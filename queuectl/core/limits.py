@@ -13,7 +13,7 @@ from queuectl.core.nodes import holds
 from queuectl.model.objects import Gang, Queue, Requirement, Role
 from queuectl.model.policy import Cap, StopPolicy
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import Resources, format_quantity, times, total
+from queuectl.model.resources import CARDS, Resources, format_quantity, times, total
 
 # A job over a limit waits for others of the same user, namespace or queue, so it holds up nobody else.
 OVER_A_LIMIT = {Reason.EXCEEDS_LIMIT, Reason.MAX_RUNNING_REACHED, Reason.MAX_RESOURCES_REACHED}
@@ -57,15 +57,17 @@ class Held:
         """Return a copy to count on in."""
         return type(self)(self.jobs.copy(), self.amounts.copy())
 
-    def over(self, queue: Queue, gang: Gang, roles: Sequence[Role], *, starts: bool = True) -> Why | None:
+    def over(
+        self, queue: Queue, gang: Gang, roles: Sequence[Role], cards: int = 0, *, starts: bool = True
+    ) -> Why | None:
         """Return the limit that keeps the gang from starting with these pods now, or ever.
 
-        ``starts``: False for pods that it gets beside those that it has.
+        ``cards``: what their GPUs count as. ``starts``: False for pods that it gets beside those that it has.
         """
         limits = list(_limits(queue, gang.namespace, gang.user))
         if not limits:
             return None
-        asked = requested(roles)
+        asked = requested(roles) | {CARDS: cards}
         amounts = [
             (limit, resource, most, asked[resource])
             for limit in limits

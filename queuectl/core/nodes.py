@@ -1,15 +1,18 @@
-"""Which nodes a role's pods may use, by kube-scheduler's own rules."""
+"""Which nodes a role's pods may use: by kube-scheduler's own rules, and by what their GPUs are."""
 
 import re
 from collections.abc import Iterable, Mapping
 
+from queuectl.core.cards import weigh
+from queuectl.model.gpus import SHARED, is_slice
 from queuectl.model.objects import Constraints, Flavor, Node, NodeTerm, Requirement, Taint, Toleration
+from queuectl.model.resources import CARD
 
 _INTEGER = re.compile("[+-]?[0-9]+")  # as Go parses it: no blanks, no underscores, and 64 bits
 
 
 def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
-    """Tell whether kube-scheduler would let such a pod onto the node, room aside.
+    """Tell whether kube-scheduler would let such a pod onto the node, room aside, and the GPUs there are what it needs.
 
     Flavor labels, node selector, required node affinity and taints. Stricter in one thing: a node that is cordoned
     or not ready gets no gang, whatever the pods tolerate.
@@ -21,7 +24,30 @@ def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
         and all(node.labels.get(key) == value for key, value in constraints.selector)
         and (not constraints.terms or any(_term_matches(term, node) for term in constraints.terms))
         and all(_tolerated(taint, (*constraints.tolerations, *flavor.tolerations)) for taint in node.taints)
+        and _gpus_suit(node, flavor, constraints)
     )
+
+
+def _gpus_suit(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
+    """Tell whether the GPUs that pods get there are whole, sliced or shared as they need it, with memory enough.
+
+    A name that tells of slices or of sharing, such as nvidia.com/mig-1g.5gb, speaks for itself. Where the flavor says
+    that a unit is less than a card and no label tells how, it is a shared one.
+    """
+    need = constraints.gpu
+    for resource in need.resources if need else ():
+        counts = weigh(resource, flavor)
+        if not counts or need is None:
+            continue
+        unit = node.gpus.of(resource)
+        shared = unit.shared or (counts < CARD and not unit.slice and not is_slice(resource))
+        if shared and not need.shared and not resource.endswith(SHARED):
+            return False
+        if need.slice is not None and not is_slice(resource) and unit.slice != need.slice:
+            return False
+        if unit.memory < need.min_memory:
+            return False
+    return True
 
 
 def selects(selector: Iterable[Requirement], labels: Mapping[str, str]) -> bool:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from queuectl.core import fit
+from queuectl.core.cards import cards, charge, weigh
 from queuectl.core.explain import short_of_quota, waiting_for_others
 from queuectl.core.flavors import Assignment, Group, Mode, Wanted, Way, assign, groups_of
 from queuectl.core.freed import Freed
+from queuectl.core.limits import limited, requested
 from queuectl.core.preemption import Ask, Beside, Field, Running, Victim
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import height_that_fits
@@ -17,7 +19,7 @@ from queuectl.model.objects import NODE_LEVEL, Flavor, Gang, Queue, Role
 from queuectl.model.plan import Admission, Placement
 from queuectl.model.policy import Cell, Within
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import format_quantity, is_extended, is_gpu, total
+from queuectl.model.resources import CARDS, format_quantity, is_extended, is_gpu, total
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,11 @@ def _nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float
         return tuple(_of_size(r, r.pods - s * cut // most) for r, s in zip(gang.roles, spare, strict=True))
 
     def over(cut: int) -> Why | None:
-        return snapshot.held.over(snapshot.queues[gang.queue], gang, roles(cut))
+        queue, asked = snapshot.queues[gang.queue], roles(cut)
+        if not limited(queue):
+            return None
+        everywhere = [cards(requested(asked).items(), flavor) for flavor in known_flavors(snapshot, queue)]
+        return snapshot.held.over(queue, gang, asked, min(everywhere, default=0))
 
     # The fewer pods, the easier: find the largest size that can be had by bisection, all roles shrinking alike.
     least = bisect_left(range(most + 1), True, key=lambda cut: over(cut) is None)  # noqa: FBT003 - what is looked for
@@ -110,6 +116,12 @@ def flavors_of(snapshot: Snapshot, entry: Entry) -> dict[str, Flavor]:
     return _Search(snapshot, (), entry.gang, 0.0)._flavors(entry.roles, entry.assignment)  # noqa: SLF001 - of here
 
 
+def known_flavors(snapshot: Snapshot, queue: Queue) -> list[Flavor]:
+    """Return the flavors of a queue that exist."""
+    names = dict.fromkeys(name for name, _ in queue.quotas)
+    return [snapshot.flavors[name] for name in names if name in snapshot.flavors]
+
+
 def patient_until(gang: Gang, queue: Queue) -> float:
     """Return the Unix seconds from which on a gang of the queue may take from others."""
     since = gang.submitted_at if gang.waits_since is None else gang.waits_since
@@ -137,6 +149,7 @@ class _Search:
         self.gang = gang
         self.queue: Queue = snapshot.queues[gang.queue]
         self.node = snapshot.later.nodes[gang.queue]
+        self.flavors = known_flavors(snapshot, self.queue)
         self.shared_groups = groups_of(self.queue.quotas)
         self.taken = taken
         self.wakes: set[float] = set()  # when time limits end that keep others from giving way
@@ -144,9 +157,10 @@ class _Search:
 
     def entry(self, roles: tuple[Role, ...]) -> Entry:
         """Try flavors until quota and nodes both hold; else look for victims where it came closest."""
-        if not any(flavor in self.snapshot.flavors for flavor, _ in self.queue.quotas):
-            return Entry(self.gang, roles, Assignment(), wait=self._no_flavor(_wanted(self.queue, roles)[0], "", {}))
-        excluded: set[tuple[str, str]] = set()  # role and flavor that can't be had now
+        if not self.flavors:
+            wait = self._no_flavor(_wanted(self.queue, roles, ())[0], "", {})
+            return Entry(self.gang, roles, Assignment(), wait=wait)
+        excluded = self._over_a_limit(roles)  # role and flavor that can't be had now
         shorts: list[tuple[Assignment, Why]] = []  # that quota allows in the end, and not now
         assignment = self._assign(roles, excluded)
         while assignment.mode is Mode.FIT:
@@ -234,7 +248,7 @@ class _Search:
             room.use(row, columns, -amounts)
         with field.without(going):
             fits = self.snapshot.fits_later(self.gang, one.usage)
-        return fits and fit.holds(fleet, room, roles, self._flavors(roles, one))
+        return fits and fit.holds(fleet, room, roles, self._flavors(roles, one), self.gang.together)
 
     def _with_victims(self, roles: tuple[Role, ...], one: Assignment, victims: Sequence[Victim]) -> Entry | None:
         placed = self._place(roles, one, [victim.gang for victim in victims]) if victims else None
@@ -249,10 +263,11 @@ class _Search:
             self.node,
             self._groups,
             self.queue.choice,
-            _wanted(self.queue, roles),
+            _wanted(self.queue, roles, self.flavors),
             suits=lambda wanted, flavor: (
                 not any((r, flavor) in excluded for r in wanted.roles) and self._suits(wanted, flavor)
             ),
+            charge=self._charge,
             try_preemption=self._try_preemption,
             may_preempt_and_borrow=rules.borrow or fair,
             may_borrow=self.gang.preemptible,
@@ -264,14 +279,35 @@ class _Search:
             return self.shared_groups
         asked = [resource for resource in wanted.amounts if is_extended(resource)]
         flavors = dict.fromkeys(flavor for flavor, _ in self.queue.quotas)
-        offering = tuple(f for f in flavors if all((f, resource) in self.queue.quotas for resource in asked))
+        offering = tuple(f for f in flavors if all(self._offers(f, resource) for resource in asked))
         return [Group(frozenset(wanted.amounts), offering)] if offering else []
+
+    def _offers(self, flavor: str, resource: str) -> bool:
+        """Tell whether the queue has a quota for an extended resource, by its name or by the cards that it counts."""
+        by_card = self.snapshot.flavors.get(flavor) if (flavor, CARDS) in self.queue.quotas else None
+        return (flavor, resource) in self.queue.quotas or (by_card is not None and weigh(resource, by_card) > 0)
+
+    def _charge(self, amounts: Mapping[str, int], flavor: str) -> dict[str, int]:
+        return charge(amounts, self.snapshot.flavors[flavor])
+
+    def _over_a_limit(self, roles: Sequence[Role]) -> set[tuple[str, str]]:
+        """Return the roles with GPUs, with the flavors in which these count as more cards than a limit leaves."""
+        if not limited(self.queue):
+            return set()
+        asked = requested(roles).items()
+        return {
+            (role.name, flavor.name)
+            for flavor in self.flavors
+            if self.snapshot.held.over(self.queue, self.gang, roles, cards(asked, flavor))
+            for role in roles
+            if cards(role.requests, flavor)
+        }
 
     def _suits(self, wanted: Wanted, flavor: str) -> bool:
         known = self.snapshot.flavors.get(flavor)
         if known is None:
             return False
-        with_gpu = any(is_gpu(resource) for resource in wanted.amounts)
+        with_gpu = cards(wanted.amounts.items(), known) > 0
         of_model = not (with_gpu and self.gang.gpu_models) or known.gpu_model in self.gang.gpu_models
         return of_model and not unpromised(self.gang, wanted.roles, known)
 
@@ -371,7 +407,12 @@ class _Search:
         node = self.snapshot.tree.nodes[self.gang.queue]
         short = {cell for cell, amount in assignment.usage.items() if amount > node.available(cell)}
         chosen = assignment.flavors.items()
-        spent = {(role, f) for role, flavors in chosen for resource, f in flavors.items() if (f, resource) in short}
+        spent = {
+            (role, f)
+            for role, flavors in chosen
+            for resource, f in flavors.items()
+            if (f, resource) in short or ((f, CARDS) in short and weigh(resource, self.snapshot.flavors[f]))
+        }
         return _Hindrance(waiting_for_others(self._departing(short)), spent)
 
     def _departing(self, cells: Collection[Cell] | None = None) -> list[Running]:
@@ -450,12 +491,13 @@ class _Search:
 
     def _unoffered(self, wanted: Wanted) -> str:
         asked = sorted(resource for resource in wanted.amounts if is_extended(resource))
-        nowhere = [resource for resource in asked if not any(r == resource for _, r in self.queue.quotas)]
-        return (
-            f"none has a quota for {', '.join(nowhere)}"
-            if nowhere
-            else f"none has quotas for all of {', '.join(asked)}"
-        )
+        flavors = dict.fromkeys(flavor for flavor, _ in self.queue.quotas)
+        nowhere = [resource for resource in asked if not any(self._offers(f, resource) for f in flavors)]
+        if not nowhere:
+            return f"none has quotas for all of {', '.join(asked)}"
+        gpus = {r for f in self.flavors for name, r in self.queue.quotas if name == f.name and weigh(r, f)}
+        others = f"; for GPUs there is {', '.join(sorted(gpus))}" if gpus and any(map(is_gpu, nowhere)) else ""
+        return f"none has a quota for {', '.join(nowhere)}{others}"
 
     def _no_flavor(self, wanted: Wanted, resource: str, used: Mapping[Cell, int]) -> Why:
         group = next((group for group in self._groups(wanted) if resource in group.resources), None)
@@ -480,7 +522,7 @@ class _Search:
         asks = {
             flavor: [
                 ((flavor, resource), used.get((flavor, resource), 0) + amount)
-                for resource, amount in sorted(wanted.amounts.items())
+                for resource, amount in sorted(self._charge(wanted.amounts, flavor).items())
                 if (flavor, resource) in self.node.quotas
             ]
             for flavor in flavors
@@ -525,17 +567,17 @@ def _is_coming(wait: Why) -> bool:
 _HOPE = (Reason.WAITING_FOR_VICTIMS_OF_OTHERS, Reason.WAITING_FOR_NODES, Reason.EXCEEDS_CLUSTER)
 
 
-def _wanted(queue: Queue, roles: Sequence[Role]) -> list[Wanted]:
+def _wanted(queue: Queue, roles: Sequence[Role], flavors: Collection[Flavor]) -> list[Wanted]:
     """Return what counts against the queue's quotas: roles with GPUs together, so that they take one flavor.
 
-    Extended resources always count; cpu, memory and the like only where the queue has a quota for them.
+    What a GPU is, its flavors tell. Extended resources always count; cpu, memory and the like only where the queue has a quota for them.
     """
     listed = {resource for _, resource in queue.quotas}
 
     def counted(role: Role) -> dict[str, int]:
         return {r: n * role.pods for r, n in role.requests if n and (is_extended(r) or r in listed)}
 
-    with_gpu = [role for role in roles if any(is_gpu(resource) for resource, _ in role.requests)]
+    with_gpu = [role for role in roles if any(cards(role.requests, flavor) for flavor in flavors)]
     parts = (
         [Wanted(tuple(role.name for role in with_gpu), total(counted(role) for role in with_gpu))] if with_gpu else []
     )
@@ -550,7 +592,7 @@ def unpromised(gang: Gang, names: Collection[str], flavor: Flavor) -> str:
     levels = {level.name for level in flavor.levels} | {NODE_LEVEL, ""}
     inside = {level.name for level in flavor.inside}
     for level, role in asked.items():
-        if level in inside and role.pods * sum(n for resource, n in role.requests if is_gpu(resource)) > 1:
+        if level in inside and role.pods * sum(n for name, n in role.requests if weigh(name, flavor)) > 1:
             return (
                 f"{level} of flavor {flavor.name} is inside a node, where the kubelet picks the GPUs, so no more than"
                 " one GPU can be promised there"
@@ -566,4 +608,5 @@ def _combined(flavors: Sequence[Flavor]) -> Flavor:
     labels = tuple(sorted({label for flavor in flavors for label in flavor.node_labels}))
     tolerations = tuple(toleration for flavor in flavors for toleration in flavor.tolerations)
     levels = max((flavor.levels for flavor in flavors), key=len)
-    return Flavor("+".join(flavor.name for flavor in flavors), labels, tolerations, levels=levels)
+    gpus = tuple(gpu for flavor in flavors for gpu in flavor.gpus)
+    return Flavor("+".join(flavor.name for flavor in flavors), labels, tolerations, levels=levels, gpus=gpus)

@@ -32,7 +32,7 @@ class _Repair:
         self._gang = gang
         self._flavors = flavors
         self._stays = stays
-        self._bound = fit.bound_roles(gang.roles)  # roles that are kept together
+        self._bound = fit.bound_roles(gang.roles, flavors)  # roles that are kept together
         self._found: dict[PodKey, str] = {}
 
     def run(self) -> dict[PodKey, str] | None:

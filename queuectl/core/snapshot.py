@@ -13,8 +13,9 @@ from queuectl.core.preemption import Running, there
 from queuectl.core.tree import Tree
 from queuectl.core.usage import Past
 from queuectl.model.objects import Flavor, Gang, Queue
-from queuectl.model.plan import Admission, Portion, TakeBack
+from queuectl.model.plan import Admission, Portion, TakeBack, held
 from queuectl.model.policy import Amounts, FairRule, Preemption
+from queuectl.model.resources import CARDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ class Snapshot:
         ``inherited``: those for whom victims have waited, and for whom the gang now waits instead.
         """
         roles = [replace(role, pods=admission.pods[role.name]) for role in gang.roles]
-        self.held.add(self.queues[gang.queue], gang.namespace, gang.user, requested(roles))
+        asked = requested(roles) | {CARDS: held(admission.placements).get(CARDS, 0)}
+        self.held.add(self.queues[gang.queue], gang.namespace, gang.user, asked)
         leaving, queue = list(victims), gang.queue
         kept_free = [one for one in there(leaving) if not one.uid]
         waits_for = [*(victim for victim in leaving if victim.instead is None), *inherited]

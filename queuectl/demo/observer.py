@@ -19,7 +19,7 @@ from queuectl.demo.observed import Attempt, AttemptKey, Gang, History, Pod
 from queuectl.demo.watch import Object, Watch
 from queuectl.kube.client import ApiError, ApiUnreachableError, KubeClient
 from queuectl.kube.names import API, jobs_path, pods_path
-from queuectl.model.resources import format_quantity, is_extended
+from queuectl.model.resources import CARDS, format_quantity, is_extended
 
 LAG_SECONDS = 2.0
 GRACE_SECONDS = 10.0
@@ -254,7 +254,8 @@ class Observer:
             flavor = self._flavor(pod, {flavor for flavor, _ in quotas})
             unclear = unclear or not flavor
             for resource, amount in pod.requests.items():
-                if resource in limited or is_extended(resource):
+                # Where GPUs are counted by card, their names have no quota of their own.
+                if resource in limited or (is_extended(resource) and CARDS not in limited):
                     total["", resource] += amount
                     if flavor:
                         result[flavor, resource] += amount

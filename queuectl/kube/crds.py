@@ -19,6 +19,8 @@ from queuectl.kube.fields import (
     Quantity,
     ResourceName,
     RoleName,
+    Slice,
+    Weight,
     check_whole,
     rule,
     rules,
@@ -55,7 +57,7 @@ MAX_SPEC_BYTES = 1_000_000  # etcd stores 1.5 MiB an object; the rest is for sta
 MAX_PRIORITY = 1_000_000_000  # as for PriorityClasses that users may create
 MAX_SECONDS = 10 * 366 * 86_400
 INT32 = 2**31 - 1
-GPU_RESOURCE = "^[^/]*/(mig-|.*gpu)"  # what is_gpu tells, for CEL
+DEVICE = "k.contains('/') && !k.contains('kubernetes.io/')"  # is_extended in CEL; GPUs may have any such name
 
 
 class Phase(StrEnum):
@@ -91,7 +93,7 @@ def _asks_gpu(template: str) -> str:
     """Return the CEL expression that tells whether a template's containers request a GPU."""
     return " || ".join(
         f"has({template}.spec.{containers}) && {template}.spec.{containers}.exists(c, has(c.resources) && "
-        f"has(c.resources.{kind}) && c.resources.{kind}.exists(k, k.matches('{GPU_RESOURCE}') && "
+        f"has(c.resources.{kind}) && c.resources.{kind}.exists(k, {DEVICE} && "
         f"c.resources.{kind}[k] != 0 && c.resources.{kind}[k] != '0'))"
         for containers in ("containers", "initContainers")
         for kind in ("requests", "limits")
@@ -135,10 +137,17 @@ class RoleTopology(GangTopology):
 class RoleGpu(Part):
     """What each pod of the role needs of its GPUs."""
 
-    min_memory: Quantity | None = Field(None, description="The least memory of each GPU, such as 40Gi.")
+    min_memory: Quantity | None = Field(
+        None, description="The least memory of each GPU, such as 40G; nodes without a label that tells it are not used."
+    )
     shared: StrictBool = Field(
         False,  # noqa: FBT003
         description="Whether GPUs that several pods share by time-slicing or MPS will do.",
+    )
+    slice: Slice | None = Field(
+        None,
+        description="The profile of slices, such as 1g.10gb, that nodes offer under the name of GPUs (strategy single);"
+        " whole GPUs only when absent. A resource such as nvidia.com/mig-1g.10gb speaks for itself.",
     )
 
 
@@ -719,6 +728,17 @@ class FlavorTopology(Part):
         return self
 
 
+class FlavorGpu(Part):
+    """A resource by which nodes of this kind offer GPUs."""
+
+    resource: QualifiedName = Field(description="The resource's name, such as nvidia.com/gpu or example.com/a100.")
+    weight: Weight | None = Field(
+        None,
+        description="What part of a card one of it counts as, such as 1/7; when absent, a MIG slice by its number of"
+        " sevenths, anything else as a card.",
+    )
+
+
 class ResourceFlavorSpec(Part):
     """Which nodes are of this kind, and what their pods need."""
 
@@ -731,6 +751,13 @@ class ResourceFlavorSpec(Part):
     )
     gpu_model: Annotated[StrictStr, Field(min_length=1, max_length=63)] | None = Field(
         None, description="The model of these nodes' GPUs, as jobs name it in gpu.models."
+    )
+    gpus: list[FlavorGpu] | None = Field(
+        None,
+        max_length=32,
+        description="Resources by which these nodes offer GPUs, where their name does not tell it or they count for"
+        " less than a card in quotas for queuectl.dev/gpu.",
+        json_schema_extra=list_map("resource"),
     )
     topology: FlavorTopology | None = Field(None, description="How nodes of this kind are connected.")
 

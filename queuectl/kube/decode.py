@@ -1,6 +1,6 @@
 """From the API server's bytes to the vocabulary; only fields that are used are read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from fractions import Fraction
 from typing import Any
@@ -27,6 +27,7 @@ from queuectl.model.objects import (
     Constraints,
     Flavor,
     Gang,
+    GpuNeed,
     Inside,
     Job,
     Level,
@@ -58,7 +59,7 @@ from queuectl.model.policy import (
     Within,
 )
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import parse_quantity, pod_requests
+from queuectl.model.resources import CARD, CARDS, is_extended, parse_quantity, pod_requests
 
 Bytes = msgspec.Raw | bytes
 
@@ -317,8 +318,17 @@ def flavor(raw: Bytes) -> Item[Flavor]:
         gpu_model=seen.spec.get("gpuModel") or "",
         levels=tuple(Level(level["name"], level["nodeLabel"]) for level in topology.get("levels") or ()),
         inside=tuple(Inside(level["name"], level["gpus"]) for level in topology.get("insideNode") or ()),
+        gpus=tuple((gpu["resource"], _weight(gpu)) for gpu in seen.spec.get("gpus") or ()),
     )
     return Item(seen.metadata.name, seen.metadata.resource_version, value)
+
+
+def _weight(gpu: Mapping[str, Any]) -> int:
+    """Return what a unit of a resource counts as, in amounts of cards; what doesn't come out even is rounded up."""
+    if gpu.get("weight") is None:
+        return gpus.weight(gpu["resource"]) or CARD
+    part, _, parts = gpu["weight"].partition("/")
+    return -(-CARD * int(part) // int(parts))
 
 
 def queue(raw: Bytes) -> Item[Queue]:
@@ -456,6 +466,7 @@ def _role(role: Mapping[str, Any]) -> Role:
         raise ValueError(
             f"schedulingGates of role {role['name']} is {gates!r}; write a list, such as [{{name: ready}}]"
         )
+    requests = tuple(sorted(pod_requests(spec).items()))
     constraints = Constraints(
         selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
         terms=tuple(
@@ -463,16 +474,27 @@ def _role(role: Mapping[str, Any]) -> Role:
             for term in affinity.get("nodeSelectorTerms") or ()
         ),
         tolerations=_tolerations(spec.get("tolerations")),
+        gpu=_gpu_need(role.get("gpu") or {}, requests),
     )
     return Role(
         name=role["name"],
         pods=role["replicas"],
-        requests=tuple(sorted(pod_requests(spec).items())),
+        requests=requests,
         constraints=constraints,
         least=role.get("minReplicas"),
         must_succeed=role.get("mustSucceed", True),
         topology=_topology(role.get("topology") or {}),
     )
+
+
+def _gpu_need(gpu: Mapping[str, Any], requests: Iterable[tuple[str, int]]) -> GpuNeed | None:
+    devices = tuple(resource for resource, amount in requests if amount and is_extended(resource))
+    if CARDS in devices:
+        raise ValueError(f"{CARDS} is what quotas count; request what nodes offer, such as nvidia.com/gpu")
+    if not devices:
+        return None
+    least = parse_quantity("memory", gpu.get("minMemory") or 0)
+    return GpuNeed(devices, least, bool(gpu.get("shared")), gpu.get("slice") or "")
 
 
 def _topology(topology: Mapping[str, Any]) -> Topology:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from queuectl.model.resources import QUANTITY_PATTERN, is_extended, is_whole, parse_quantity
+from queuectl.model.resources import CARDS, QUANTITY_PATTERN, is_extended, is_whole, parse_quantity
 
 LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
@@ -94,7 +94,7 @@ class AmountMarker:
 def check_whole(resource: str, **amounts: int | str | None) -> None:
     """Raise ValueError for a part of a device, by the name of its field."""
     for name, amount in amounts.items():
-        if amount is not None and is_extended(resource) and not is_whole(amount):
+        if amount is not None and is_extended(resource) and resource != CARDS and not is_whole(amount):
             raise ValueError(f"{name}: {amount} {NOT_WHOLE}")
 
 
@@ -102,6 +102,17 @@ _LABEL_REMEDY = "is not a name; use lower-case letters, digits and -, such as wo
 LabelName = Annotated[str, Matching(LABEL_PATTERN, _LABEL_REMEDY, 63)]
 LevelName = Annotated[
     str, Matching(LABEL_PATTERN, "is not the name of a level; use lower-case letters, digits and -", 63)
+]
+Weight = Annotated[
+    str, Matching("^[1-9][0-9]{0,2}/[1-9][0-9]{0,2}$", "is not a weight; write it as a fraction, such as 1/7", 7)
+]
+Slice = Annotated[
+    str,
+    Matching(
+        r"^[0-9a-z]+[._][0-9a-z._]*[0-9a-z]$",
+        "is not a profile of slices; write it as the label of nodes does, such as 1g.10gb or cpx_nps4",
+        32,
+    ),
 ]
 RoleName = Annotated[str, Matching(LABEL_PATTERN, _LABEL_REMEDY, 30)]
 Name = Annotated[

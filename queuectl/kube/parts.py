@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, St
 from pydantic.alias_generators import to_camel
 
 from queuectl.kube.fields import LabelName, Quantity, ResourceName, check_whole
-from queuectl.model.resources import is_gpu, parse_quantity
+from queuectl.model.resources import is_extended, parse_quantity
 
 Int32 = Annotated[StrictInt, Field(json_schema_extra={"format": "int32"})]
 Int64 = Annotated[StrictInt, Field(json_schema_extra={"format": "int64"})]
@@ -93,9 +93,9 @@ class ContainerResources(OpenPart):
     limits: Quantities | None = Field(None, description="What the container may use; a request where none is given.")
 
     def asks_gpu(self) -> bool:
-        """Tell whether a GPU, whole or sliced, is requested."""
+        """Tell whether a device is requested that may be a GPU: device plugins give them names of their own, too."""
         asked = {**(self.limits or {}), **(self.requests or {})}
-        return any(is_gpu(resource) and parse_quantity(resource, value) > 0 for resource, value in asked.items())
+        return any(is_extended(resource) and parse_quantity(resource, value) > 0 for resource, value in asked.items())
 
 
 class Container(OpenPart):

@@ -5,6 +5,7 @@ from typing import Any
 from queuectl.kube.crds import Phase
 from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY, NOT_A_RESOURCE, NOT_WHOLE, RESOURCE_PATTERN
 from queuectl.kube.names import (
+from queuectl.model.resources import CARDS
     API_VERSION,
     CHANGE_WHY,
     CHANGED_BY,
@@ -125,8 +126,14 @@ def policies() -> list[dict[str, Any]]:
             resource="trainingjobs",
             operations=["CREATE", "UPDATE"],
             conditions=[{"name": "spec-changed", "expression": _SPEC_CHANGED}],
-            variables=[{"name": "wrong", "expression": _WRONG_REQUESTS}],
-            validations=[{"expression": "variables.wrong == ''", "messageExpression": "variables.wrong"}],
+            variables=[
+                {"name": "wrong", "expression": _WRONG_REQUESTS},
+                {"name": "memory", "expression": _WRONG_MEMORY},
+            ],
+            validations=[
+                {"expression": f"variables.{name} == ''", "messageExpression": f"variables.{name}"}
+                for name in ("wrong", "memory")
+            ],
         ),
         # A warning: the API server can't tell whether other queues are below this one, and lend as well.
         *_validating(
@@ -219,7 +226,8 @@ _CHANGED = "[{}].filter(name, name != '')".format(
 
 def _wrong(path: str, value: str, resource: str = "''") -> str:
     """Return CEL that says what is wrong with a quantity, of a resource if one is given, or an empty string."""
-    device = f"{resource}.contains('/') && !{resource}.contains('kubernetes.io/')"  # what is_extended tells
+    # What is_extended tells; of cards there are parts.
+    device = f"{resource}.contains('/') && !{resource}.contains('kubernetes.io/') && {resource} != '{CARDS}'"
     number = f"quantity({value}).asApproximateFloat()"  # isInteger() is of the form: 8.0 is none to it
     return (  # to isQuantity a unit alone ("Gi") is one too
         f"!isQuantity({value}) || !{value}.matches('[0-9]') ? {path} + ': \"' + {value} + '\" {NOT_A_QUANTITY}' : "
@@ -293,6 +301,12 @@ _WRONG_REQUESTS = _all_wrong(
             ),
         ),
     ),
+)
+
+_WRONG_MEMORY = _all_wrong(
+    "object.spec.roles.filter(r, has(r.gpu) && has(r.gpu.minMemory))",
+    "r",
+    _wrong("'spec.roles[' + r.name + '].gpu.minMemory'", "string(r.gpu.minMemory)"),
 )
 
 

@@ -49,12 +49,23 @@ class NodeTerm:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuNeed:
+    """What a pod's GPUs have to be."""
+
+    resources: tuple[str, ...] = ()  # extended ones that it requests; which of them are GPUs, the flavor tells
+    min_memory: int = 0  # bytes
+    shared: bool = False  # whether GPUs that several pods share will do
+    slice: str | None = ""  # the profile of slices that are called GPUs; empty: whole ones; None: all the same
+
+
+@dataclass(frozen=True, slots=True)
 class Constraints:
     """Where a role's pods may go. Hashable: equal constraints share one eligibility mask."""
 
     selector: tuple[tuple[str, str], ...] = ()
     terms: tuple[NodeTerm, ...] = ()
     tolerations: tuple[Toleration, ...] = ()
+    gpu: GpuNeed | None = None  # None: its GPUs, if it has any, may be anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +176,8 @@ class Flavor:
     gpu_model: str = ""
     levels: tuple[Level, ...] = ()  # the widest first
     inside: tuple[Inside, ...] = ()  # the largest first
+    # Names that GPUs have here, and what a unit of each counts as, in amounts of cards; others count by their name.
+    gpus: tuple[tuple[str, int], ...] = field(default=(), hash=False)
 
 
 class QueueOrder(StrEnum):

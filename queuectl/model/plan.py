@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from queuectl.model.policy import Cause, Cell
 from queuectl.model.reasons import Reason, Why, counted, why
-from queuectl.model.resources import total
+from queuectl.model.resources import CARDS, times, total
 from queuectl.model.work import NO_WORK, Work
 
 NAMED = 10  # victims that are named
@@ -21,9 +21,8 @@ class Placement:
     node: str
     pods: int
     requests: tuple[tuple[str, int], ...]  # per pod, sorted by resource
-    first: int = (
-        0  # with which index of the role its pods began when they were placed: neighbours get neighbouring ones
-    )
+    cards: int = 0  # what a pod's GPUs count as in the flavor, in amounts of cards
+    first: int = 0  # index of the role with which its pods began: neighbours get neighbouring ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,11 @@ class Portion:
         left = [replace(p, pods=p.pods - gone.get(place(p), 0)) for p in self.placements]
         quota = {cell: amount - other.quota.get(cell, 0) for cell, amount in self.quota.items()}
         return Portion(tuple(p for p in left if p.pods), {cell: amount for cell, amount in quota.items() if amount})
+
+
+def held(placements: Iterable[Placement]) -> dict[str, int]:
+    """Return what all pods of placements hold, and of cards what their GPUs count as."""
+    return total(times({**dict(p.requests), CARDS: p.cards}, p.pods) for p in placements)
 
 
 def place(placement: Placement) -> tuple[str, str, str]:

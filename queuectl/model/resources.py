@@ -1,12 +1,14 @@
 """Resource amounts as plain integers.
 
-An amount is an ``int``: thousandths for ``cpu``, bytes for memory-like resources, units for the rest.
+An amount is an ``int``: thousandths for ``cpu``, bytes for memory-like resources, 21,000ths for cards of GPUs
+(``queuectl.dev/gpu``), units for the rest.
 Fractions are rounded up, as kube-scheduler does, so that no request is ever counted too small.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Context, Decimal
+from functools import lru_cache
 from typing import Any, TypeVar
 
 Resources = Mapping[str, int]
@@ -24,6 +26,13 @@ _SUFFIX = {
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
+CARDS = "queuectl.dev/gpu"  # cards of GPUs, and parts of them: what a quota may count; no node offers it
+CARD = 21_000  # amounts of it that make a card: thousandths, thirds and sevenths are exact
+MIG = "nvidia.com/mig-"
+_GPU = re.compile(
+    r"[^/]*/(?!.*(mem|core))(mig-|.*gpu).*|gpu\.intel\.com/(i915|xe)|huawei\.com/Ascend(?!.*(mem|core)).*"
+    r"|amd\.com/[a-z]px_nps\d"
+)
 _MEMORY_LIKE = ("memory", "ephemeral-storage", "storage", "hugepages-")
 _POD_LEVEL = ("cpu", "memory", "hugepages-")  # what kube-scheduler heeds of pod-level resources
 
@@ -33,7 +42,8 @@ def parse_quantity(resource: str, value: str | float) -> int:
 
     Raises ValueError naming the value when it is not a quantity ("8 GPUs").
     """
-    amount = _UP.to_integral_value(_UP.multiply(_exact(value), 1000 if resource == "cpu" else 1))
+    unit = 1000 if resource == "cpu" else CARD if resource == CARDS else 1
+    amount = _UP.to_integral_value(_UP.multiply(_exact(value), unit))
     return int(amount.max(-MAX_AMOUNT).min(MAX_AMOUNT))
 
 
@@ -55,11 +65,16 @@ def _exact(value: str | float) -> Decimal:
 
 
 def format_quantity(resource: str, amount: int) -> str:
-    """Return the exact quantity in the largest unit: ``1500`` of cpu is ``1500m``, ``2**30`` of memory is ``1Gi``."""
+    """Return the quantity in the largest unit: ``1500`` of cpu is ``1500m``, ``2**30`` of memory is ``1Gi``.
+
+    It is exact, but of cards: these are rounded up to thousandths, so a seventh is ``0.143``.
+    """
     if resource == "cpu":
         return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
+    if resource == CARDS:
+        return format((Decimal(-(-amount * 1000 // CARD)) / 1000).normalize(), "f")
     if resource.startswith(_MEMORY_LIKE):
-        for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+        for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "T", "G", "M", "Ki"):
             unit = int(_SUFFIX[suffix])
             if amount and amount % unit == 0:
                 return f"{amount // unit}{suffix}"
@@ -71,10 +86,10 @@ def is_extended(resource: str) -> bool:
     return "/" in resource and "kubernetes.io/" not in resource
 
 
+@lru_cache(maxsize=4096)
 def is_gpu(resource: str) -> bool:
-    """Tell whether the resource counts GPUs, whole or sliced, by the name that vendors give it."""
-    _, _, name = resource.partition("/")
-    return bool(name) and ("gpu" in name or name.startswith("mig-"))
+    """Tell whether the resource counts GPUs, whole, sliced or shared, by the name that vendors give it."""
+    return _GPU.fullmatch(resource) is not None
 
 
 def total(parts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:

@@ -12,6 +12,7 @@ from queuectl.core.lifecycle import View, holding
 from queuectl.kube import decode
 from queuectl.kube.names import pod_name
 from queuectl.kube.pods import nodes_of
+from queuectl.model import gpus
 from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Move, Step
 from queuectl.model.objects import Job, Namespace, Node, Place, Pod
 from queuectl.model.plan import PodKey
@@ -262,7 +263,8 @@ def _key(pod: Pod) -> tuple[str, int, str, int]:
 def _node(form: NodeForm, name: str) -> Node:
     given = {GPU: form.gpus, "cpu": form.cpu, "memory": form.memory, "pods": form.pods, **form.resources}
     allocatable = {resource: parse_quantity(resource, amount) for resource, amount in given.items()}
-    return Node(name, labels={"kubernetes.io/hostname": name, **form.labels}, allocatable=allocatable)
+    labels = {"kubernetes.io/hostname": name, **form.labels}
+    return Node(name, labels=labels, allocatable=allocatable, gpus=gpus.read(labels))
 
 
 def _bytes(manifest: Mapping[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StrictBool, StrictStr, ValidationError, field_validator, model_validator
 
-from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, RoleTopology, TrainingJob
+from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, RoleGpu, RoleTopology, TrainingJob
 from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
 from queuectl.kube.names import API_VERSION, SUBMITTED_BY
 from queuectl.kube.parts import Int32, Labels, Part, Text
@@ -79,6 +79,7 @@ class Asks(Part):
     memory: Quantity | None = None
     requests: dict[QualifiedName, Quantity] = Field(default_factory=dict)
     node_selector: Labels | None = None
+    gpu: RoleGpu | None = None
     topology: RoleTopology | None = None
     runs: list[Seconds] | None = Field(None, min_length=1)
 
@@ -101,7 +102,7 @@ class Asks(Part):
         role: dict[str, Any] = {"name": name, "replicas": self.pods, "template": {"spec": spec}}
         if self.min_pods is not None:
             role["minReplicas"] = self.min_pods
-        return role | self.model_dump(by_alias=True, exclude_unset=True, include={"topology"})
+        return role | self.model_dump(by_alias=True, exclude_unset=True, include={"topology", "gpu"})
 
     def run_times(self, otherwise: float | None) -> list[float | None]:
         """Return for each pod after how many seconds of running it succeeds."""
@@ -129,6 +130,8 @@ class JobForm(Asks):
     preemptible: StrictBool | None = None
     roles: list[RoleForm] | None = Field(None, min_length=1)
     gpu_models: list[StrictStr] | None = Field(None, min_length=1)
+    homogeneous: StrictBool | None = None
+    same_driver: StrictBool | None = None
     run: Seconds | None = None
     checkpoints: Annotated[Seconds, Field(gt=0)] | None = None
     start_seconds: Seconds = 0.0
@@ -176,8 +179,9 @@ class JobForm(Asks):
         spec["roles"] = roles or [self.role(ROLE)]
         if roles:
             spec |= self.model_dump(by_alias=True, exclude_unset=True, include={"topology"})
-        if self.gpu_models:
-            spec["gpu"] = {"models": self.gpu_models}
+        given = {"models": self.gpu_models, "homogeneous": self.homogeneous, "sameDriver": self.same_driver}
+        if any(value is not None for value in given.values()):
+            spec["gpu"] = {name: value for name, value in given.items() if value is not None}
         meta = {"name": name, "namespace": self.namespace, "annotations": {SUBMITTED_BY: self.user}}
         return {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": meta, "spec": spec}
 

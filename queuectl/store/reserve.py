@@ -474,6 +474,7 @@ async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequ
                 "node": place.node,
                 "pods": place.pods,
                 "requests": place.requests,
+                "cards": place.cards,
                 "first": place.first,
             }
             for gang in made
@@ -486,9 +487,10 @@ async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequ
         node=Text,
         pods=Integer,
         requests=JSONB,
+        cards=BigInteger,
         first=Integer,
     )
-    columns = ["workload_uid", "attempt", "role", "flavor", "node", "pods", "requests", "first"]
+    columns = ["workload_uid", "attempt", "role", "flavor", "node", "pods", "requests", "cards", "first"]
     await connection.execute(insert(tables.reservation).from_select(columns, select(*places.c)))
     await connection.execute(
         insert(tables.step).from_select(

@@ -158,7 +158,9 @@ def places_by_attempt(rows: Iterable[RowMapping]) -> dict[tuple[str, int], Place
     found: dict[tuple[str, int], list[tuple[Placement, int]]] = {}
     for row in rows:
         requests = tuple((resource, amount) for resource, amount in row["requests"])
-        held = Placement(row["role"], row["flavor"], row["node"], row["pods"], requests, row["first"])
+        held = Placement(
+            row["role"], row["flavor"], row["node"], row["pods"], requests, row["cards"], row["first"]
+        )  # fmt: skip
         found.setdefault((row["workload_uid"], row["attempt"]), []).append((held, row["leaving"]))
     result = {}
     for key, pairs in found.items():

@@ -202,6 +202,7 @@ reservation = Table(
     Column("leaving", Integer, nullable=False, server_default=text("0")),  # of them, until they are gone
     Column("first", Integer, nullable=False, server_default=text("0")),  # index of the role with which they began
     Column("requests", JSONB, nullable=False),  # per pod: [[resource, amount], ...]
+    Column("cards", BigInteger, nullable=False, server_default=text("0")),  # per pod: what its GPUs count as
     Column("freed_at", UnixTime),
     ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
     CheckConstraint("pods > 0", name="pods"),

@@ -1,10 +1,14 @@
 """queues and nodes: who holds what."""
 
 import json
+from dataclasses import replace
 
 import yaml
 
+from queuectl.cli.cluster import views
 from queuectl.cli.errors import Exit
+from queuectl.model.objects import Flavor
+from tests.support.builders import node
 from tests.support.commands import Commands
 from tests.support.stage import GPU, Stage
 
@@ -59,7 +63,36 @@ async def test_nodes_show_who_holds_their_gpus(live: Stage, staged: Commands) ->
     assert live.name in rows[held][1]
     assert rows[names[2]][0] == ("Ready,Cordoned")
     one = json.loads((await staged("nodes", held, "-o", "json")).out)
-    assert one["gpus"] == [{"resource": GPU, "total": 8, "held": 4, "others": 0, "free": 4}]
+    assert one["gpus"] == [{"resource": GPU, "total": 8, "held": 4, "others": 0, "free": 4, "unit": "whole"}]
+    assert (one["model"], one["problems"]) == ("NVIDIA-H100-80GB-HBM3", [])
     assert len(yaml.safe_load((await staged("nodes", *names, "-o", "yaml")).out)) == 3
     assert (await staged("nodes", held, "-o", "name")).out == f"node/{held}\n"
     assert 'no node "nowhere"' in (await staged("nodes", "nowhere", code=Exit.NOT_FOUND)).err
+
+
+def test_wide_nodes_tell_what_their_gpus_are_and_what_can_t_be_right() -> None:
+    flavors = [Flavor("own", (("pool", "own"),), gpu_model="T4", gpus=(("example.com/t4", 21_000),)), Flavor("any")]
+    labels = {
+        "pool": "own", "nvidia.com/gpu.product": "Tesla-T4-SHARED", "nvidia.com/gpu.count": "2",
+        "nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "mps",
+        "nvidia.com/cuda.driver-version.full": "550.1",
+    }  # fmt: skip
+    has = {"cpu": 8000, "nvidia.com/gpu": 7, "nvidia.com/mig-1g.5gb": 2, "example.com/t4": 3, "example.com/nic": 1}
+    sick, plain = (
+        replace(node("a", labels=labels), allocatable=has),
+        replace(node("b"), allocatable={"example.com/t4": 1}),
+    )
+    shown = views(flavors, [sick, plain], [])
+    rows = [row for view in shown for row in view.rows(wide=True)]
+    assert [(row[3], row[4], row[9]) for row in rows] == [
+        ("example.com/t4", 3, "shared"), ("nvidia.com/gpu", 7, "shared"), ("nvidia.com/mig-1g.5gb", 2, "slice 1g.5gb"),
+        ("", 0, ""),  # only by the other flavor's word is it a GPU
+    ]  # fmt: skip
+    assert rows[0][8:11:2] == ["Tesla-T4-SHARED", "550.1"]
+    few, strategy = shown[0].problems
+    assert few == (
+        "label nvidia.com/gpu.count is 2 and nvidia.com/gpu.replicas 4, and the node offers 7 nvidia.com/gpu;"
+        " right would be 8, unless one is unhealthy"
+    )
+    assert strategy.endswith("label nvidia.com/mig.strategy is none; right would be mixed")
+    assert rows[0][11] == "; ".join(shown[0].problems)

@@ -1,12 +1,14 @@
 """Which nodes a pod may use, against kube-scheduler's rules."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from queuectl.core.nodes import eligible
-from queuectl.model.objects import Constraints, Flavor, Node, NodeTerm, Requirement, Taint, Toleration
-from tests.support.builders import flavor, needs, node
+from queuectl.model.objects import Constraints, Flavor, GpuNeed, Node, NodeTerm, Requirement, Taint, Toleration
+from queuectl.model.resources import CARD
+from tests.support.builders import GPU, flavor, needs, node
 
 A100 = node("n1", labels={"gpu": "a100", "zone": "z1", "rank": "7"})
 SPOT = Taint("spot", "yes", "NoSchedule")
@@ -99,6 +101,62 @@ CASES = {
     "the flavor tolerates for its pods": Case(YES, tainted(SPOT), flavor=flavor(tolerations=[Toleration("spot", "Exists")])),
     "flavor and pod tolerate together": Case(YES, tainted(SPOT, Taint("gpu", "", "NoSchedule")), tolerating(Toleration("gpu", "Exists")), flavor(tolerations=[Toleration("spot", "Exists")])),
 }  # fmt: skip
+
+WHOLE, SHARED_GPU, ONE_G, MIXED = (
+    node("n1", labels=labels)
+    for labels in (
+        {"nvidia.com/gpu.product": "A100-SXM4-40GB", "nvidia.com/gpu.memory": "40960", "nvidia.com/gpu.replicas": "1"},
+        {"nvidia.com/gpu.product": "A100-SXM4-40GB-SHARED", "nvidia.com/gpu.memory": "40960", "nvidia.com/gpu.replicas": "4"},
+        {"nvidia.com/gpu.product": "A100-SXM4-40GB-MIG-1g.5gb", "nvidia.com/gpu.memory": "4864", "nvidia.com/mig.strategy": "single"},
+        {
+            "nvidia.com/gpu.product": "A100-SXM4-40GB", "nvidia.com/gpu.memory": "40960", "nvidia.com/mig.strategy": "mixed",
+            "nvidia.com/mig-3g.20gb.product": "A100-SXM4-40GB-MIG-3g.20gb", "nvidia.com/mig-3g.20gb.memory": "19968",
+            "nvidia.com/mig-1g.5gb.product": "A100-SXM4-40GB-MIG-1g.5gb-SHARED", "nvidia.com/mig-1g.5gb.replicas": "2",
+        },
+    )
+)  # fmt: skip
+CPX = node("n1", labels={"amd.com/gpu.product-name": "MI300X", "amd.com/gpu.compute-memory-partition": "cpx_nps4"})
+BARE = node("n1", labels={"nvidia.com/gpu.product": "A100-SXM4-40GB"})
+
+
+def gpus(*resources: str, **given: Any) -> Constraints:
+    return Constraints(gpu=GpuNeed(resources or (GPU,), **given))
+
+
+GPUS = {
+    "whole GPUs for who says nothing": Case(YES, WHOLE, gpus()),
+    "shared GPUs only for who takes them": Case(NO, SHARED_GPU, gpus()),
+    "shared GPUs for who takes them": Case(YES, SHARED_GPU, gpus(shared=True)),
+    "who takes shared GPUs takes whole ones": Case(YES, WHOLE, gpus(shared=True)),
+    "slices are no whole GPUs": Case(NO, ONE_G, gpus()),
+    "nor are they shared": Case(NO, ONE_G, gpus(shared=True)),
+    "slices for who asks for these": Case(YES, ONE_G, gpus(slice="1g.5gb")),
+    "other slices": Case(NO, ONE_G, gpus(slice="2g.10gb")),
+    "whole GPUs are no slices": Case(NO, WHOLE, gpus(slice="1g.5gb")),
+    "whole GPUs beside slices": Case(YES, MIXED, gpus()),
+    "slices that are a resource of their own": Case(YES, MIXED, gpus("nvidia.com/mig-3g.20gb")),
+    "slices of their own that are shared": Case(NO, MIXED, gpus("nvidia.com/mig-1g.5gb")),
+    "and who takes that": Case(YES, MIXED, gpus("nvidia.com/mig-1g.5gb", shared=True)),
+    "a name that tells of sharing": Case(YES, SHARED_GPU, gpus("nvidia.com/gpu.shared")),
+    "AMD's partitions that are a resource of their own": Case(YES, CPX, gpus("amd.com/cpx_nps4")),
+    "AMD's partitions called GPUs": Case(NO, CPX, gpus("amd.com/gpu")),
+    "and who asks for these": Case(YES, CPX, gpus("amd.com/gpu", slice="cpx_nps4")),
+    "memory enough": Case(YES, WHOLE, gpus(min_memory=40 * 2**30)),
+    "too little memory": Case(NO, WHOLE, gpus(min_memory=40 * 2**30 + 1)),
+    "memory of a slice": Case(NO, MIXED, gpus("nvidia.com/mig-3g.20gb", min_memory=20 * 2**30)),
+    "memory that no label tells": Case(NO, BARE, gpus(min_memory=1)),
+    "and that nobody asks for": Case(YES, BARE, gpus()),
+    "what is no GPU needs nothing": Case(YES, SHARED_GPU, gpus("rdma/hca", min_memory=1)),
+    "a name that the flavor knows": Case(NO, WHOLE, gpus("example.com/a100", min_memory=41 * 2**30), flavor(gpus={"example.com/a100": CARD})),
+    "less than a card by the flavor's word": Case(NO, BARE, gpus(), flavor(gpus={GPU: CARD // 4})),
+    "and who takes shared ones": Case(YES, BARE, gpus(shared=True), flavor(gpus={GPU: CARD // 4})),
+    "slices that the flavor weighs": Case(YES, ONE_G, gpus(slice="1g.5gb"), flavor(gpus={GPU: CARD // 7})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GPUS.values(), ids=GPUS.keys())
+def test_whose_gpus_a_pod_may_use(case: Case) -> None:
+    assert eligible(case.node, case.flavor, case.constraints) is case.want
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

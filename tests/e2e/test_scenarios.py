@@ -22,9 +22,10 @@ FOLDER = Path(__file__).parents[1] / "scenarios"
 # Not here: those of many pods, and those that turn on a few seconds of the controller's own time limits.
 PROJECT = [
     "ceiling", "claim_and_cut", "claim_dropped", "claims_and_cut", "elastic_split", "elastic_taken_back",
-    "fair_share", "held_room", "leaving_is_enough", "limits_per_namespace", "limits_per_user", "namespaces",
-    "never_fits", "partial", "partly_done", "partly_done_claim", "preempts_in_vain", "priority", "priority_order",
-    "quota_cut_in_cohort", "quota_lowered", "racks", "reclaim", "restart", "waiting_is_enough",
+    "fair_share", "gpu_driver", "gpu_memory", "gpu_models_apart", "gpu_shared", "gpu_slices", "held_room",
+    "leaving_is_enough", "limits_per_namespace", "limits_per_user", "namespaces", "never_fits", "partial",
+    "partly_done", "partly_done_claim", "preempts_in_vain", "priority", "priority_order", "quota_cut_in_cohort",
+    "quota_lowered", "racks", "reclaim", "restart", "waiting_is_enough",
 ]  # fmt: skip
 FILES = os.environ.get("SCENARIOS", "").split() or [str(FOLDER / f"{name}.yaml") for name in PROJECT]
 DOCUMENTS = {document.source: document.data for document in read_documents(FILES)}

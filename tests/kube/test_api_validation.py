@@ -140,6 +140,13 @@ REFUSED = {
     "a model but zero GPUs": Refused(
         job("a", role("worker", 2, container(gpu="0")), gpu={"models": ["H100"]}), ("no container requests a GPU",)
     ),
+    "a memory that is no quantity": Refused(
+        job("a", role(gpu={"minMemory": "80 GB"})), ("gpu.minMemory", '"80 GB" is not a quantity; write 8 or 64Gi')
+    ),
+    "a slice that is no profile": Refused(
+        job("a", role(gpu={"slice": "mig-1g"})),
+        ("spec.roles[0].gpu.slice", '"mig-1g" is not a profile of slices', "such as 1g.10gb"),
+    ),
     "no model": Refused(job(gpu={"models": []}), ("spec.gpu.models", "at least 1 item")),
     "no containers": Refused(
         with_pod(job(), containers=[]), ("spec.roles[0].template.spec.containers", "at least 1 item")
@@ -203,6 +210,10 @@ REFUSED = {
     "an effect that doesn't exist": Refused(
         flavor(tolerations=[{"key": "gpu", "effect": "Never"}]), ("spec.tolerations[0].effect", "Never", "NoExecute")
     ),
+    "a weight that is no fraction": Refused(
+        flavor(gpus=[{"resource": "nvidia.com/gpu", "weight": "0.2"}]),
+        ("spec.gpus[0].weight", '"0.2" is not a weight; write it as a fraction, such as 1/7'),
+    ),
 }
 
 ACCEPTED = {
@@ -225,6 +236,16 @@ ACCEPTED = {
         "mig",
         role("worker", 1, container(resources={"limits": {"nvidia.com/mig-1g.10gb": 1}})),
         gpu={"models": ["H100"]},
+    ),
+    "a GPU by a name of the cluster's own, for a model": job(
+        "own",
+        role("worker", 1, container(resources={"limits": {"example.com/a100": 1}}), gpu={"minMemory": "40Gi"}),
+        gpu={"models": ["A100"]},
+    ),
+    "a slice that is called a GPU": job("slices", role(gpu={"slice": "1g.10gb.me", "shared": True})),
+    "quotas of cards": queue("cards", quotas=[quota("1.5", resource="queuectl.dev/gpu")]),
+    "names and weights of GPUs": flavor(
+        "weights", gpus=[{"resource": "nvidia.com/gpu", "weight": "1/5"}, {"resource": "example.com/a100"}]
     ),
     "a GPU of a sidecar for a model": with_pod(
         job("side", role("worker", 1, container(gpu=None)), gpu={"models": ["H100"]}),

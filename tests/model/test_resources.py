@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queuectl.model.resources import (
+    CARD,
+    CARDS,
     MAX_AMOUNT,
     format_quantity,
     is_extended,
@@ -43,6 +45,13 @@ def test_a_quantity_is_an_amount(text: str, want: int) -> None:
 )
 def test_cpu_counts_thousandths(text: str, want: int) -> None:
     assert parse_quantity("cpu", text) == want
+
+
+@pytest.mark.parametrize(
+    ("text", "want"), {"1": CARD, "0.5": CARD // 2, "143m": 3003, "0.00001": 1, "1e15": MAX_AMOUNT}.items()
+)
+def test_cards_count_parts_that_sevenths_and_thousandths_both_are(text: str, want: int) -> None:
+    assert parse_quantity(CARDS, text) == want
 
 
 @pytest.mark.parametrize(("value", "want"), [(8, 8), (0.5, 1), (1e-07, 1)])
@@ -83,7 +92,8 @@ def test_formatting_loses_nothing(resource: str, amount: int) -> None:
     [
         ("cpu", 0, "0"), ("cpu", 4000, "4"), ("cpu", 1500, "1500m"), ("memory", 0, "0"), ("memory", 64 * GI, "64Gi"),
         ("memory", 3 * 2**29, "1536Mi"), ("memory", 1000, "1000"), ("ephemeral-storage", 2**40, "1Ti"),
-        ("hugepages-1Gi", GI, "1Gi"), (GPU, 1024, "1024"), ("pods", 2**20, "1048576"),
+        ("hugepages-1Gi", GI, "1Gi"), ("memory", 80 * 10**9, "80G"), (CARDS, 8 * CARD, "8"), (CARDS, 12_600, "0.6"),
+        (CARDS, CARD // 7, "0.143"), (CARDS, 1, "0.001"), (CARDS, 0, "0"), (GPU, 1024, "1024"), ("pods", 2**20, "1048576"),
     ],
 )  # fmt: skip
 def test_amounts_read_as_people_write_them(resource: str, amount: int, want: str) -> None:
@@ -96,7 +106,10 @@ def test_amounts_read_as_people_write_them(resource: str, amount: int, want: str
         ("cpu", False, False), ("pods", False, False), ("hugepages-2Mi", False, False),
         ("kubernetes.io/batch-cpu", False, False), ("x.kubernetes.io/gpu", False, True),
         (GPU, True, True), ("nvidia.com/mig-1g.10gb", True, True), ("amd.com/gpu", True, True),
-        ("aliyun.com/gpu-mem", True, True), ("rdma/hca", True, False), ("gpu", False, False),
+        ("gpu.intel.com/i915", True, True), ("gpu.intel.com/i915_monitoring", True, False),
+        ("huawei.com/Ascend910", True, True), ("amd.com/cpx_nps4", True, True), ("nvidia.com/gpu.shared", True, True),
+        # Parts of a GPU beside it, or in a unit that only a flavor can tell.
+        ("aliyun.com/gpu-mem", True, False), ("nvidia.com/gpumem", True, False), ("huawei.com/Ascend910B4-memory", True, False), ("rdma/hca", True, False), ("gpu", False, False),
     ],
 )  # fmt: skip
 def test_kinds_of_resources(resource: str, extended: bool, gpu: bool) -> None:  # noqa: FBT001

@@ -35,7 +35,7 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     [
         (lambda d: d.pop("queues"), "queues: is required; add it"),
         (lambda d: d.update(job=[]), "job: unknown field job; did you mean jobs?"),
-        (lambda d: d["jobs"][0].update(gpu=1), "jobs[0].gpu: unknown field gpu; did you mean gpus?"),
+        (lambda d: d["jobs"][0].update(pod=1), "jobs[0].pod: unknown field pod; did you mean pods?"),
         (lambda d: d["jobs"][0].update(queue="p"), 'jobs[0].queue: there is no "p"; known are q'),
         (lambda d: d["queues"][0].update(parent="p"), 'queues[0].parent: there is no "p"; known are none'),
         (

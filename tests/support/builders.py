@@ -1,16 +1,19 @@
 """Short ways to make the vocabulary's values for tests."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from queuectl.core.backlog import Backlog
 from queuectl.core.fleet import Fleet
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import Tree
+from queuectl.model import gpus
 from queuectl.model.objects import (
     Constraints,
     Flavor,
     Gang,
+    GpuNeed,
     Node,
     NodeTerm,
     Queue,
@@ -22,7 +25,7 @@ from queuectl.model.objects import (
 )
 from queuectl.model.plan import Placement
 from queuectl.model.policy import Quota
-from queuectl.model.resources import parse_quantity
+from queuectl.model.resources import is_extended, parse_quantity
 
 GPU = "nvidia.com/gpu"
 GI = 2**30
@@ -56,7 +59,7 @@ def node(
 ) -> Node:
     """Return a GPU server."""
     allocatable = amounts(gpu=gpu, cpu=cpu, memory=memory, **other) | {"pods": pods}
-    return Node(name, labels or {}, tuple(taints), allocatable, unschedulable, ready)
+    return Node(name, labels or {}, tuple(taints), allocatable, unschedulable, ready, gpus.read(labels or {}))
 
 
 def role(
@@ -67,11 +70,15 @@ def role(
     terms: Iterable[NodeTerm] = (),
     tolerations: Iterable[Toleration] = (),
     must_succeed: bool = True,
+    need: GpuNeed | None = None,
+    least: int | None = None,
     **asks: Any,
 ) -> Role:
-    """Return a role of `pods` pods that request `asks` each."""
-    constraints = Constraints(tuple(sorted((selector or {}).items())), tuple(terms), tuple(tolerations))
-    return Role(name, pods, requests(**asks), constraints, must_succeed)
+    """Return a role of `pods` pods that request `asks` each; `need` is filled in with the devices among these."""
+    if need is not None:
+        need = replace(need, resources=tuple(r for r, _ in requests(**asks) if is_extended(r)))
+    constraints = Constraints(tuple(sorted((selector or {}).items())), tuple(terms), tuple(tolerations), need)
+    return Role(name, pods, requests(**asks), constraints, must_succeed, least)
 
 
 def gang(name: str, *roles: Role, **given: Any) -> Gang:
@@ -86,9 +93,11 @@ def flavor(
     labels: Mapping[str, str] | None = None,
     tolerations: Iterable[Toleration] = (),
     model: str = "",
+    gpus: Mapping[str, int] | None = None,
 ) -> Flavor:
-    """Return a flavor of all nodes, or of those with the labels."""
-    return Flavor(name, tuple(sorted((labels or {}).items())), tuple(tolerations), model)
+    """Return a flavor of all nodes, or of those with the labels. `gpus`: what a unit of a resource counts as."""
+    known = tuple((gpus or {}).items())
+    return Flavor(name, tuple(sorted((labels or {}).items())), tuple(tolerations), model, gpus=known)
 
 
 def queue(name: str = "q", *, strict: bool = False, **quotas: Mapping[str, int]) -> Queue:
