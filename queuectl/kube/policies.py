@@ -5,7 +5,6 @@ from typing import Any
 from queuectl.kube.crds import Phase
 from queuectl.kube.fields import BELOW_ZERO, NOT_A_QUANTITY, NOT_A_RESOURCE, NOT_WHOLE, RESOURCE_PATTERN
 from queuectl.kube.names import (
-from queuectl.model.resources import CARDS
     API_VERSION,
     CHANGE_WHY,
     CHANGED_BY,
@@ -16,6 +15,7 @@ from queuectl.model.resources import CARDS
     SUBMITTED_BY,
     VERSION,
 )
+from queuectl.model.resources import CARDS
 
 _FIXED_FIELDS = ("queue", "priority", "priorityClassName", "roles", "gpu", "topology")
 
