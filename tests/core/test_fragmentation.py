@@ -6,11 +6,15 @@ from random import Random
 import numpy as np
 import pytest
 
+from queuectl.control.world import World
 from queuectl.core.backlog import Backlog
 from queuectl.core.cycle import plan
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix, Others
-from queuectl.model.objects import Flavor, Node, Role
+from queuectl.core.lifecycle import BackOff
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome
+from queuectl.model.objects import Flavor, Job, Node, Role
+from queuectl.model.reasons import Reason, why
 from tests.support.builders import Requests, fleet, gang, node, requests, role, snapshot
 
 ANY = Flavor("any")
@@ -150,3 +154,20 @@ def test_losses_that_are_equal_compare_so_whatever_else_is_there() -> None:
     nodes = [node(f"n{i}", cpu=7 * (i % 3) + 40) for i in range(9)]
     others = [role(gpu=g, cpu=c) for g in (1, 3, 7) for c in (3, 7, 11)]
     assert chosen(fleet(nodes), role(gpu=1, cpu=3), *others) == chosen(fleet(nodes[::-1]), role(gpu=1, cpu=3), *others)
+
+
+def test_the_controller_counts_what_waits_and_runs_and_nothing_that_has_ended() -> None:
+    world, job = World(BackOff()), gang("job", role(gpu=4), queue="q")
+    world.on_job(None, Job(job, generation=1, resource_version="1"))
+    world.load([], [], 0)
+    world.submissions(["job"])
+
+    def counted() -> dict[Requests, int]:
+        return {kind.requests: pods for kind, pods in world.snapshot(0.0).mix.of(ANY)}
+
+    assert counted() == {requests(gpu=4): 1}
+    world.admitted(Attempt("job", 1, AttemptState.RUNNING, 1, (), 0.0, 0.0))
+    assert counted() == {requests(gpu=4): 1}
+    world.moved(Move("job", 1, AttemptState.ENDING, End(why(Reason.SUCCEEDED), Outcome.SUCCEEDED)), 1.0)
+    world.moved(Move("job", 1, AttemptState.ENDED), 2.0)
+    assert counted() == {}
