@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from tests.bench import decisions, gangs, openb, shown, victims
+from tests.bench import decisions, gangs, openb, racks, shown, victims
 from tests.bench.load import Load
 
 SIZE = Load()
@@ -23,8 +23,8 @@ def main(arguments: list[str] | None = None) -> None:
     result: dict[str, object] = {"machine": shown.machine()}
     if not options.json:
         typer.echo("machine: " + ", ".join(f"{name} {value}" for name, value in shown.machine().items()))
-    for name, part in {"gangs": _gangs, "decisions": _decisions, "victims": _victims, "openb": _openb}.items():
-        if options.only == name or (options.only is None and (name != "openb" or options.traces)):
+    for name, part in PARTS.items():
+        if options.only == name or (options.only is None and (name not in OF_TRACES or options.traces)):
             figures, shown_as = part(options)
             result |= figures
             if not options.json:
@@ -57,10 +57,19 @@ def _openb(options: argparse.Namespace) -> Part:
     return {"openb": [asdict(one) for one in filled]}, openb.table(filled)
 
 
+def _racks(options: argparse.Namespace) -> Part:
+    outcomes = racks.measure(options.traces / racks.INVENTORY)
+    return {"racks": [asdict(one) for one in outcomes]}, racks.table(outcomes)
+
+
 def _victims(_: argparse.Namespace) -> Part:
     searches, distances = list(victims.searches()), victims.distances()
     figures = {"searches": [asdict(one) for one in searches], "loss / optimum": distances}
     return {"victims": figures}, f"{victims.table(searches)}\n\n{victims.distance_table(distances)}"
+
+
+PARTS = {"gangs": _gangs, "decisions": _decisions, "victims": _victims, "openb": _openb, "racks": _racks}
+OF_TRACES = {"openb", "racks"}  # these read inventories
 
 
 def _runs(load: Load, connections: list[int], rounds: int) -> Iterator[gangs.Run]:
@@ -92,7 +101,7 @@ def _size(text: str) -> tuple[int, int]:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", choices=("gangs", "decisions", "victims", "openb"), help="one of them")
+    parser.add_argument("--only", choices=tuple(PARTS), help="one of them")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--gangs", type=int, default=SIZE.gangs)
     parser.add_argument("--pods", type=int, default=SIZE.pods, help="of a gang")
@@ -110,12 +119,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--traces",
         type=Path,
         metavar="FOLDER",
-        help="with nodes-openb2023.csv.gz and pods-openb2023.csv.gz; else no openb",
+        help="with nodes-openb2023.csv.gz, pods-openb2023.csv.gz, nodes-spot2026.csv.gz; else no openb, no racks",
     )
     parser.add_argument("--seeds", type=int, default=openb.SEEDS, help="orders in which the pods of openb come")
     options = parser.parse_args(arguments)
-    if options.only == "openb" and not options.traces:
-        parser.error("--only openb needs --traces FOLDER")
+    if options.only in OF_TRACES and not options.traces:
+        parser.error(f"--only {options.only} needs --traces FOLDER")
     return options
 
 

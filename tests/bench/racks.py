@@ -1,6 +1,6 @@
 """Big gangs under load on a real inventory laid into racks: what topology does to waiting, spread and fragmentation.
 
-The inventory is read from a path (``nodes-spot2026.csv.gz`` of alibaba/clusterdata, Duan et al., ASPLOS 2026); it says
+The inventory is read from a path (of alibaba/clusterdata, Duan et al., ASPLOS 2026); it says
 nothing of racks. Here its nodes of 8 A100 and of 8 H800 are laid, by model and in the order of the file, into racks of 8
 nodes and blocks of 8 racks. Gangs come at random so that they ask for 85 % of the GPUs' time on average, half of it in
 gangs of 64 to 512 GPUs, pods of 8 GPUs each, and half in pods of 1 to 8. Whoever fits starts, in order of arrival.
@@ -23,6 +23,7 @@ from queuectl.model.objects import Flavor, Level, Node, Role, Topology
 from queuectl.model.plan import Placement
 from tests.bench.shown import percentile
 
+INVENTORY = "nodes-spot2026.csv.gz"
 GPU = "nvidia.com/gpu"
 RACK, BLOCK = 8, 8  # nodes, racks
 MODELS = ("A100-SXM4-80GB", "H800")
