@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from queuectl.kube.alone import alone
+from queuectl.kube.alone import alone, unpromised
 from queuectl.kube.informer import Item
 from queuectl.kube.names import (
     ATTEMPT_LABEL,
@@ -408,8 +408,16 @@ def job(raw: Bytes) -> Item[Job]:
     meta, spec = seen.metadata, seen.spec
     problem: Why | None = None
     roles: tuple[Role, ...] = ()
+    left_open: tuple[str, ...] = ()
     try:
-        roles = _roles(spec, meta)
+        kinds = [(role["template"]["spec"], _labels(role, spec, meta)) for role in spec["roles"]]
+        by_itself = alone(kinds, meta.namespace)
+        roles = tuple(_role(role, own) for role, own in zip(spec["roles"], by_itself, strict=True))
+        left_open = tuple(
+            f"spec.roles[{role.name}].template.spec.{name}"
+            for role, kind in zip(roles, kinds, strict=True)
+            for name in unpromised(*kind)
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = why(Reason.MISCONFIGURED, field="spec.roles", problem=str(error))
     gpu, topology = spec.get("gpu") or {}, spec.get("topology") or {}
@@ -449,15 +457,10 @@ def job(raw: Bytes) -> Item[Job]:
         ttl_seconds=spec.get("ttlSecondsAfterFinished"),
         templates={role["name"]: role["template"] for role in spec["roles"]} if problem is None else {},
         status=seen.status,
+        unpromised=left_open,
         problem=problem,
     )
     return Item(meta.uid, meta.resource_version, value)
-
-
-def _roles(spec: Mapping[str, Any], meta: _Meta) -> tuple[Role, ...]:
-    kinds = [(role["template"]["spec"], _labels(role, spec, meta)) for role in spec["roles"]]
-    by_itself = alone(kinds, meta.namespace)
-    return tuple(_role(role, own) for role, own in zip(spec["roles"], by_itself, strict=True))
 
 
 def _labels(role: Mapping[str, Any], spec: Mapping[str, Any], meta: _Meta) -> dict[str, str]:
@@ -467,7 +470,7 @@ def _labels(role: Mapping[str, Any], spec: Mapping[str, Any], meta: _Meta) -> di
     return own | ours | {QUEUE_LABEL: spec.get("queue") or ""}
 
 
-def _role(role: Mapping[str, Any], by_itself: Mapping[str, int]) -> Role:
+def _role(role: Mapping[str, Any], by_itself: dict[str, int]) -> Role:
     spec = role["template"]["spec"]
     affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"

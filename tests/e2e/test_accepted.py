@@ -83,7 +83,7 @@ def _pinned(pod: Object) -> str:
     pins = {tuple(term["matchFields"][-1]["values"]) for term in required["nodeSelectorTerms"]}
     assert len(pins) == 1, pins
     [[node]] = pins
-    return node
+    return str(node)
 
 
 async def _nodes(stage: Stage) -> None:
@@ -129,27 +129,27 @@ def _role(draw: random.Random, gang: str, name: str) -> Object:
     if draw.random() < 0.2:
         limits["ephemeral-storage"] = draw.choice(("1Gi", "1Ti"))
     spec: Object = {"containers": [{"name": "main", "image": "train:1", "resources": {"limits": limits}}]}
-    for chance, add in _PARTS.items():
+    labels = {"gang": gang}
+    for chance, add in _PARTS:
         if draw.random() < chance:
             add(draw, spec)
+    if draw.random() < 0.15:
+        labels |= _apart(draw, spec, gang)
     role = manifests.role(name, pods, **_extra(draw, pods, gpus))
-    seconds = draw.choice(("0s", "1s", "2s"))
-    role["template"] = {
-        "metadata": {"labels": {"gang": gang}, "annotations": {"local.queuectl.dev/run-seconds": seconds}},
-        "spec": spec,
-    }
+    annotations = {"local.queuectl.dev/run-seconds": draw.choice(("0s", "1s", "2s"))}
+    role["template"] = {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}
     return role
 
 
 def _extra(draw: random.Random, pods: int, gpus: int) -> Object:
     """Return what a role itself asks for, beside its template."""
     extra: Object = {}
-    if draw.random() < 0.15:
-        extra["minReplicas"] = draw.randint(1, pods)
-    if gpus and draw.random() < 0.25:
-        extra["topology"] = {"required": "rack"}
-    elif pods == 4 and draw.random() < 0.5:
+    if pods == 4 and draw.random() < 0.5:
         extra["topology"] = {"slices": {"level": "rack", "size": 2}}
+    elif gpus and draw.random() < 0.25:
+        extra["topology"] = {"required": "rack"}
+    elif draw.random() < 0.15:
+        extra["minReplicas"] = draw.randint(1, pods)
     return extra
 
 
@@ -179,9 +179,30 @@ def _sidecar(draw: random.Random, spec: Object) -> None:
     spec["initContainers"] = [{"name": "proxy", "image": "proxy:1", "restartPolicy": "Always", "resources": resources}]
 
 
-_PARTS: dict[float, Callable[[random.Random, Object], None]] = {
-    0.25: _selector,
-    0.26: _affinity,
-    0.35: _toleration,
-    0.1: _sidecar,
-}
+def _host_port(draw: random.Random, spec: Object) -> None:
+    port = {"containerPort": 80, "hostPort": draw.choice((7001, 7002)), "protocol": draw.choice(("TCP", "TCP", "UDP"))}
+    spec["containers"][0]["ports"] = [port]
+
+
+def _host_network(draw: random.Random, spec: Object) -> None:
+    spec["hostNetwork"] = True
+    spec["containers"][0]["ports"] = [{"containerPort": draw.choice((7001, 7003))}]
+
+
+def _apart(draw: random.Random, spec: Object, gang: str) -> dict[str, str]:
+    """Have pods apart from all of their gang, or from all that ask for the same; return the label of these."""
+    labels = draw.choice(({"gang": gang}, {"alone": "yes"}))
+    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    spec.setdefault("affinity", {})["podAntiAffinity"] = required
+    return labels
+
+
+_PARTS: tuple[tuple[float, Callable[[random.Random, Object], None]], ...] = (
+    (0.25, _selector),
+    (0.25, _affinity),
+    (0.35, _toleration),
+    (0.1, _sidecar),
+    (0.15, _host_port),
+    (0.05, _host_network),
+)

@@ -47,9 +47,8 @@ def test_ports(spec: dict[str, Any], names: set[str]) -> None:
 
 
 def test_pods_that_are_to_be_apart_need_all_of_what_a_node_has_and_those_they_avoid_a_part() -> None:
-    worker, logger = (_anti(_term()), APP), ({"containers": []}, {**APP, "role": "logger"})
-    stranger = ({"containers": []}, {"app": "other"})
-    [needs, beside, nothing] = alone([worker, logger, stranger], "team")
+    kinds = [(_anti(_term()), APP), ({}, {**APP, "role": "logger"}), ({}, {"app": "other"})]
+    [needs, beside, nothing] = alone(kinds, "team")
     [name] = needs
     assert needs == {name: ALONE}
     assert beside == {name: 1}
