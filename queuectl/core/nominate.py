@@ -226,7 +226,7 @@ class _Search:
                 if entry is not None:
                     return entry
                 if self._fits_when_all_are_gone(roles, one):
-                    return Entry(self.gang, roles, one, wait=why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS))
+                    return Entry(self.gang, roles, one, wait=waiting_for_others(self._departing()))
         later: Entry | None = None
         for one in tried:
             victims, shielded = self._victims(roles, one)
