@@ -59,7 +59,7 @@ async def test_every_pod_is_bound_to_the_node_that_was_promised_to_it(live: Stag
     }
     jobs = {job["metadata"]["name"]: job["status"] for job in await live.jobs()}
     ran = {name for name, status in jobs.items() if status["phase"] == "Succeeded"}
-    assert len(ran) > GANGS * 0.8, f"too few could ever run: {len(ran)}"
+    assert len(ran) > GANGS * 0.7, f"too few could ever run: {len(ran)}"
     assert {pod["metadata"]["labels"][JOB_LABEL] for pod in pods} == ran
     assert {name: jobs[name]["attempt"] for name in ran} == dict.fromkeys(ran, 1)
     assert await ledger.audit(live) == []
