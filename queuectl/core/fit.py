@@ -48,6 +48,7 @@ def place(
     Roles are placed one by one, those with the largest pods first, each as ``Rooms.place`` says. ``flavors``: by role,
     the one it goes to, which must have the levels of topology that the role and the gang name.
     """
+    fleet.meet(asked for role in roles for asked in role.requests)
     return _place_in(fleet, fleet.free((p.node, p.requests, p.pods) for p in gone), roles, flavors, together)
 
 

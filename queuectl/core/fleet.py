@@ -59,7 +59,8 @@ class Fleet:
         self._nodes: list[Node | None] = []  # by row; None: a name known only from pods or reservations, or unused
         self._unused: list[int] = []
         self._spare: list[int] = []  # columns that are free again
-        self._perhaps_spare: set[str] = set()  # host ports and the like that somebody has given back
+        self._perhaps_spare: set[str] = set()  # host ports and the like that nobody may use any more
+        self._shares = False  # whether what nodes have is the same matrix as another fleet's
         self._allocatable: Matrix = np.zeros((0, 0), np.int64)
         self._others: Matrix = np.zeros((0, 0), np.int64)
         self._reserved: Matrix = np.zeros((0, 0), np.int64)  # by gangs that are there
@@ -75,6 +76,7 @@ class Fleet:
     def snapshot(self) -> Self:
         """Return a copy in which reserving changes nothing here; what nodes have is shared, so use it at once."""
         self._drop_spare()
+        self._shares = True
         copy = type(self)()
         # Kept masks stay shared: what one finds out serves the other.
         copy.__dict__.update(
@@ -250,17 +252,23 @@ class Fleet:
         self._forget_counts()
 
     def columns(self, requests: Requests) -> tuple[list[int], Matrix] | None:
-        """Return columns and amounts, above zero, of a request; None when no node ever offered a resource of it.
-
-        May add columns, for host ports and the like, which rooms that were made before do not have.
-        """
+        """Return columns and amounts, above zero, of a request; None when no node ever offered a resource of it."""
         wanted = {resource: _saturated(amount) for resource, amount in requests if amount > 0}
-        for resource in wanted:
-            if is_alone(resource):
-                self._column(resource)
         if not wanted.keys() <= self._columns.keys():
             return None
         return [self._columns[resource] for resource in wanted], np.array(list(wanted.values()), np.int64)
+
+    def meet(self, requests: Requests) -> None:
+        """Have columns for those host ports and the like that are among these requests, and as few more as can be.
+
+        To be called before any room is asked for: one that was made before does not have them.
+        """
+        alone = {resource for resource, _ in requests if is_alone(resource)}
+        if not alone <= self._columns.keys():
+            self._drop_spare()
+            for resource in alone:
+                self._column(resource)
+        self._perhaps_spare |= alone
 
     def domains(self, *keys: str) -> Domains:
         """Return the nodes by domains; see ``Domains.of``. Kept, and made anew when nodes or labels have changed."""
@@ -334,7 +342,7 @@ class Fleet:
         if column == self._reserved.shape[1]:
             self._resize(len(self._nodes), max(8, 2 * column))
         if is_alone(resource):
-            self._allocatable = self._allocatable.copy()  # which snapshots share
+            self._own()
             self._allocatable[:, column] = [ALONE if node is not None else 0 for node in self._nodes]
             self._free[:, column] = self._allocatable[:, column]
         else:
@@ -347,9 +355,13 @@ class Fleet:
             column = self._columns[resource]
             if not self._is_used(slice(None), column):
                 self._spare.append(self._columns.pop(resource))
-                self._allocatable = self._allocatable.copy()  # which snapshots share
+                self._own()
                 self._allocatable[:, column] = self._free[:, column] = 0
         self._perhaps_spare = set()
+
+    def _own(self) -> None:
+        if self._shares:
+            self._allocatable, self._shares = self._allocatable.copy(), False
 
     def _is_used(self, rows: int | slice, column: int) -> bool:
         return any(bool(matrix[rows, column].any()) for matrix in (self._others, self._reserved, self._promised))

@@ -155,8 +155,7 @@ class _Search:
         self.wakes: set[float] = set()  # when time limits end that keep others from giving way
         self.shielded = False  # whether anything does that time or a budget can end
         if snapshot.fleet is not None:
-            for role in gang.roles:
-                snapshot.fleet.columns(role.requests)  # so that every room has them
+            snapshot.fleet.meet(asked for role in gang.roles for asked in role.requests)
 
     def entry(self, roles: tuple[Role, ...]) -> Entry:
         """Try flavors until quota and nodes both hold; else look for victims where it came closest."""

@@ -3,6 +3,8 @@
 from typing import Any
 
 from queuectl.core.cycle import plan
+from queuectl.core.fleet import Base
+from queuectl.core.nominate import nominate
 from queuectl.model.objects import Gang, Role
 from queuectl.model.resources import ALONE
 from tests.support.builders import fleet, gang, node, role, snapshot, spread
@@ -46,6 +48,16 @@ def test_roles_of_a_gang_are_apart_from_each_other_too() -> None:
     assert set(placed["worker"].values()) == {1}
     assert placed["worker"].keys().isdisjoint(placed["logger"])
     assert list(placed["logger"].values()) == [2]
+
+
+def test_many_that_wait_each_for_itself_cost_no_more_than_one() -> None:
+    nodes = fleet([node("n0")])
+    view = snapshot([], nodes=nodes)
+    for i in range(100):
+        entry = nominate(view, frozenset(), gang("a", _role(f"apart-team:job In g{i}", pods=2)), 0.0)
+        assert entry.wait is not None
+        assert entry.wait.code == "ExceedsCluster"
+    assert nodes.matrix(Base.FREE).shape[1] < 20
 
 
 def test_what_is_given_back_is_to_be_had_again() -> None:

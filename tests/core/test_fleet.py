@@ -211,7 +211,7 @@ class FleetMachine(RuleBasedStateMachine):
     @staticmethod
     def seen(one: Fleet) -> list[tuple[str, dict[str, int], bool, bool]]:
         """Return what planning reads, by node in order of name."""
-        one.columns([(port, 1) for port in PORTS])
+        one.meet([(port, 1) for port in PORTS])
         free, result = one.matrix(Base.FREE), []
         masks = [one.mask(ANY, constraints) for constraints in (PLAIN, PICKY)]
         for row in one.domains().order:
