@@ -12,9 +12,10 @@ from queuectl.core.lifecycle import next_move
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Shrink, Workload
-from queuectl.model.plan import Admission, Eviction, Plan, Preempt, TakeBack
+from queuectl.model.plan import Admission, Eviction, Placement, Plan, Preempt, TakeBack
 from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.reasons import CAUSES, Reason, Why, why
+from queuectl.model.resources import is_alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Decided:
     admissions: Sequence[tuple[Admission, int]]
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]]
     ancestors: Mapping[str, Sequence[str]]  # of the queues in which something starts
+    nodes: Mapping[str, Mapping[str, int]]  # as in the cycle, and where a host port or the like is taken
 
 
 def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Move], dict[str, End]]:
@@ -103,7 +105,18 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
             for preempt in decided.preemptions
         ],
         ancestors=world.holdings.ancestors({world.workloads[admission.uid].queue for admission in starting}),
+        nodes={**cycle.nodes, **_taken_alone(cycle, [p for admission in starting for p in admission.placements])},
     )
+
+
+def _taken_alone(cycle: Cycle, placements: Sequence[Placement]) -> dict[str, Mapping[str, int]]:
+    """Return the rooms of nodes with what nobody used there before, and so was no part of them: host ports, say."""
+    fleet, taken = cycle.snapshot.fleet, [p for p in placements if any(is_alone(name) for name, _ in p.requests)]
+    if fleet is None:
+        return {}
+    for p in taken:
+        fleet.reserve(p.node, p.requests, p.pods)
+    return {p.node: fleet.room(p.node) for p in taken}
 
 
 def claims(decided: Decided, claimed: Sequence[Attempt]) -> list[tuple[Attempt, Preempt, Mapping[str, Leave]]]:

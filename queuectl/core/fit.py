@@ -13,7 +13,7 @@ from queuectl.core.topology import DRIVER, MODEL, Loss, Need, Rooms
 from queuectl.model.objects import ALIKE, NODE_LEVEL, Flavor, Role, Together
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import format_quantity, is_extended
+from queuectl.model.resources import APART, HOST_PORT, format_quantity, is_extended
 
 _SAME = {MODEL: "GPU model", DRIVER: "version of the GPU driver"}
 MAX_TRIES = 8  # domains of a level in which a gang of several roles is tried, where a wider one would do
@@ -52,6 +52,7 @@ def place(
     the one it goes to, which must have the levels of topology that the role and the gang name. ``others``: who loses the
     least by the last role, where one node holds all of it.
     """
+    fleet.meet(asked for role in roles for asked in role.requests)
     room = fleet.free((p.node, p.requests, p.pods) for p in gone)
     return _place_in(fleet, room, roles, flavors, together, others=others)
 
@@ -335,6 +336,10 @@ def _lacks(room: Room, flavor: Flavor, role: Role, found: int) -> str:
     missing = role.pods - worth[scarcest]
     if missing <= 0:
         return f"{_places(role.pods - found)} with all that a pod requests on one node"
+    if scarcest.startswith(HOST_PORT):
+        return f"{_places(missing)} where host port {scarcest.removeprefix(HOST_PORT)} is free"
+    if scarcest.startswith(APART):
+        return f"{_places(missing)} apart from other pods, by podAntiAffinity, with {scarcest.removeprefix(APART)}"
     return f"{_places(missing)} with {format_quantity(scarcest, dict(role.requests)[scarcest])} {scarcest}"
 
 

@@ -317,6 +317,14 @@ async def test_more_than_the_quota_waits_if_forced(team: str, run: Commands) -> 
     assert (await run("submit", "-f", "-", "--force", stdin=huge)).out == "trainingjob.queuectl.dev/huge created\n"
 
 
+async def test_what_no_reservation_covers_is_told_and_stays_with_the_job(team: str, run: Commands) -> None:
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    done = await run("submit", "-f", "-", stdin=text(with_pod(mine("zonal"), volumes=[claim])))
+    assert done.out == "trainingjob.queuectl.dev/zonal created\n"
+    assert "No reservation takes spec.roles[worker].template.spec.volumes into account" in done.err
+    assert "into account" not in (await run("submit", "-f", "-", stdin=text(mine("plain")))).err
+
+
 async def test_pods_beyond_a_resource_quota_may_wait(team: str, run: Commands, kube: KubeClient) -> None:
     """It may have room later, so the job is accepted, and told about it."""
     path = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
