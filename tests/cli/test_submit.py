@@ -123,8 +123,10 @@ WRONG = {
     ),
     "a resource that no flavor has": (
         mine("wrong-gpu", role("worker", 1, gpus(1, "amd.com/gpu"))),
-        "none has a quota for amd.com/gpu; for GPUs there is nvidia.com/gpu. Ask for what the queue has"
-        f" ({GPUS}), or name another queue; --force",
+        (
+            "none has a quota for amd.com/gpu; for GPUs there is nvidia.com/gpu. Ask for what the queue has"
+            f" ({GPUS}), or name another queue; --force"
+        ),
     ),
     "a model that no flavor has": (mine("wrong-model", gpu={"models": ["B200"]}), "none is of GPU model B200."),
     "a field that no pod has": (
