@@ -428,6 +428,10 @@ class Room:
         known = self._rows.get(row)
         return self._fleet.matrix(self._base)[row] if known is None else known
 
+    def rows(self, rows: Matrix) -> Matrix:
+        """Return some rows, to be written."""
+        return (self.matrix() if self._rows else self._fleet.matrix(self._base))[rows]
+
     def set(self, row: int, amounts: Matrix) -> None:
         """Give a row other amounts."""
         self._rows[row] = amounts

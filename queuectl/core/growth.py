@@ -15,10 +15,10 @@ from queuectl.core.limits import stopped
 from queuectl.core.repair import places_for_missing
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Gang, Role
-from queuectl.model.plan import Placement, PodKey, Portion
+from queuectl.model.plan import Placement, PodKey, Portion, held
 from queuectl.model.policy import Cell
 from queuectl.model.reasons import Reason, Why
-from queuectl.model.resources import times, total
+from queuectl.model.resources import CARDS
 
 # Whoever waits for something else than room and quota takes neither in the next cycle.
 _WANTS = {
@@ -105,20 +105,22 @@ def _places(
         return None
     there = Counter(role for role, _ in one.pods)
     more = [replace(role, pods=role.pods - there[role.name]) for role in grown.roles]
-    queue, usage = snapshot.queues[grown.queue], _charge(_unplaced(more, flavors), one.has.quota)
-    if snapshot.held.over(queue, grown, more, starts=False) is not None:
+    queue, usage = snapshot.queues[grown.queue], _charge(_unplaced(more, one), one.has.quota)
+    if snapshot.held.over(queue, grown, more, held(_unplaced(more, one)).get(CARDS, 0), starts=False) is not None:
         return None
     if not snapshot.tree.fits(queue.name, usage) or not snapshot.fits_later(grown, usage):
         return None
     found = places_for_missing(fleet, grown, {role: snapshot.flavors[name] for role, name in flavors.items()}, one.pods)
     if found is None:
         return None
-    requests = {role.name: role.requests for role in grown.roles}
-    return {key: Placement(key[0], flavors[key[0]], node, 1, requests[key[0]]) for key, node in found.items()}
+    alike_ones = {p.role: p for p in one.has.placements}
+    return {key: replace(alike_ones[key[0]], node=node, pods=1, first=0) for key, node in found.items()}
 
 
-def _unplaced(roles: Iterable[Role], flavors: Mapping[str, str]) -> tuple[Placement, ...]:
-    return tuple(Placement(r.name, flavors[r.name], "", r.pods, r.requests) for r in roles if r.pods)
+def _unplaced(roles: Iterable[Role], one: Elastic) -> tuple[Placement, ...]:
+    """Return pods like those that it has, without a node."""
+    alike_ones = {p.role: p for p in one.has.placements}
+    return tuple(replace(alike_ones[r.name], node="", pods=r.pods, first=0) for r in roles if r.pods)
 
 
 def _charge(placements: tuple[Placement, ...], has: Mapping[Cell, int]) -> Mapping[Cell, int]:
@@ -130,10 +132,8 @@ def _count(snapshot: Snapshot, one: Elastic, found: tuple[Placement, ...]) -> No
     gang, usage = one.gang, _charge(found, one.has.quota)
     snapshot.tree.add(gang.queue, usage)
     snapshot.later.add(gang.queue, usage)
-    amounts = total(times(dict(p.requests), p.pods) for p in found)
-    snapshot.held.add(
-        snapshot.queues[gang.queue], gang.namespace, gang.user, amounts
-    )  # of which only amounts count now
+    # Of which only amounts count now.
+    snapshot.held.add(snapshot.queues[gang.queue], gang.namespace, gang.user, held(found))
     if snapshot.fleet is not None:
         for p in found:
             snapshot.fleet.reserve(p.node, p.requests, p.pods)

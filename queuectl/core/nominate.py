@@ -434,7 +434,8 @@ class _Search:
         if self.snapshot.fleet is None:
             return ()
         freed = [placement for gang in gone for placement in gang.placements]
-        return fit.place(self.snapshot.fleet, roles, self._flavors(roles, assignment), self.gang.together, freed)
+        flavors = self._flavors(roles, assignment)
+        return fit.place(self.snapshot.fleet, roles, flavors, self.gang.together, freed, others=self.snapshot.others)
 
     def _short_why(self, roles: Sequence[Role], assignment: Assignment, short: fit.Short) -> Why:
         """Say why nodes do not hold roles for which there is quota."""
