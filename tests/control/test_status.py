@@ -1,7 +1,14 @@
 """What jobs are told while they wait."""
 
+import msgspec
+
+from queuectl.control.status import conditions
+from queuectl.kube import decode
+from queuectl.model.lifecycle import Workload
+from queuectl.model.reasons import Reason, why
 from queuectl.simulate.clockwork import run
 from queuectl.simulate.form import GPU, read
+from tests.support.manifests import job, with_pod
 
 
 def test_who_waits_for_victims_is_told_how_many_are_still_there() -> None:
@@ -26,3 +33,16 @@ def test_who_waits_for_victims_is_told_how_many_are_still_there() -> None:
     looks = run(scenario).looks
     told = [int(states["p"].why.partition("waiting for ")[2].split()[0]) for _, states in sorted(looks.items())]
     assert told == [3, 2, 2, 1]
+
+
+def test_who_waits_is_told_what_its_reservation_will_not_cover() -> None:
+    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+    told = []
+    for manifest in (job(), with_pod(job(), topologySpreadConstraints=[spread])):
+        one = decode.job(msgspec.json.encode(manifest)).value
+        waits = Workload("u", "default", "llm", "team-a", 0, 0.0, 1)
+        found = conditions(one, waits, None, why(Reason.PENDING), 0.0)
+        told.append([each["message"] for each in found if (each["type"], each["status"]) == ("PlaceUncertain", "True")])
+    [none, [message]] = told
+    assert none == []
+    assert "spec.roles[worker].template.spec.topologySpreadConstraints" in message

@@ -1,4 +1,7 @@
-"""What the core promises, kube-scheduler accepts: random gangs on nodes of several kinds, on a real control plane."""
+"""What the core promises, kube-scheduler accepts: random gangs on nodes of several kinds, on a real control plane.
+
+ACCEPTED_GANGS says how many, ACCEPTED_SEED which.
+"""
 
 import asyncio
 import os
