@@ -10,8 +10,8 @@ from queuectl.model.lifecycle import AttemptState, Move, Shrink, Step
 from queuectl.model.plan import Placement, Portion
 from queuectl.model.reasons import Reason, why
 from queuectl.store.ledger import CycleResult
-from tests.store.scene import GPU, UP, Scene, admission
-from tests.store.test_claims import GONE, PREEMPTED, becomes_reserved, preemption, quota_sums, sums
+from tests.store.scene import GPU, PREEMPTED, UP, Scene, admission
+from tests.store.test_claims import GONE, becomes_reserved, preemption, quota_sums, sums
 from tests.store.test_usage import HALF_LIFE, agree
 
 FAILED = why(Reason.GROWTH_FAILED, gone=2, after=1, problem="it was too late")
