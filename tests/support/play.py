@@ -53,6 +53,7 @@ _FOR_NOBODY = {
     Reason.QUOTA_TAKEN_BACK.code: EVICTED,
     Reason.QUEUE_DRAINED.code: EVICTED,
     Reason.SHRUNK_FOR_QUOTA.code: SHRUNK,
+    Reason.GROWTH_FAILED.code: SHRUNK,
 }
 _SIMULATED = "local.queuectl.dev"
 _HISTORY = "SELECT id, workload_uid, attempt, kind, message FROM event WHERE workload_uid = ANY(:uids) AND id > :last ORDER BY id"
