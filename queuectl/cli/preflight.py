@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from queuectl.cli.documents import Document
+from queuectl.control.status import uncertain
 from queuectl.core.backlog import Backlog
 from queuectl.core.nominate import nominate
 from queuectl.core.snapshot import Snapshot
@@ -207,6 +208,8 @@ async def _dry_run(client: KubeClient, document: Document, known: Known, *, forc
         told = f'"{queue}", the default of namespace {job.gang.namespace}, does not exist'
         document.problems.append(("spec.queue", f"{told}; {_nearest(queue, known.queues, 'queues')}"))
         return
+    if job.unpromised:
+        tell(f"{document.source}: {document.kind} {document.name}: {uncertain(job)}")
     if not force:
         _check_quota(document, job, known)
     await _dry_run_pods(client, document, job, known, tell)

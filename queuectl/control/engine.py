@@ -158,7 +158,7 @@ class Engine:
                 plan_id=uuid.uuid4(),
                 now=now,
                 submissions=cycle.submissions,
-                nodes=cycle.nodes,
+                nodes=decided.nodes,
                 nodes_gone=cycle.nodes_gone,
                 quotas=cycle.quotas,
                 queues_gone=cycle.queues_gone,

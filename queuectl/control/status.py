@@ -9,7 +9,7 @@ from queuectl.core.tree import Node
 from queuectl.model.lifecycle import UP, Attempt, AttemptState, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Job, Pod, Queue
 from queuectl.model.plan import Eviction, PodKey, waiting_for
-from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.reasons import Reason, Why, listed, why
 from queuectl.model.resources import format_quantity
 
 Status = dict[str, Any]
@@ -111,6 +111,11 @@ def _pods(job: Job, workload: Workload, attempt: Attempt | None, pods: Mapping[P
     return f"{count}/{sum(role.pods for role in job.gang.roles)}"
 
 
+def uncertain(job: Job) -> Why:
+    """Say which fields of its pods may keep kube-scheduler from the nodes that are reserved."""
+    return why(Reason.NOT_PROMISED, fields=listed(job.unpromised))
+
+
 def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why, now: float) -> list[dict[str, Any]]:
     """Return the conditions of a job."""
     finished = workload.state is WorkloadState.FINISHED and phase(workload, attempt) != "Stopping"
@@ -120,6 +125,8 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
         ("Admitted", attempt is not None and attempt.holds, cause),
         ("PodsReady", running, cause),
     ]
+    if job.unpromised:
+        told.append(("PlaceUncertain", True, uncertain(job)))
     if attempt is not None and attempt.shrunk is not None:
         told.append(("Shrunk", True, attempt.shrunk))
     end = attempt.end if attempt else workload.last_end

@@ -12,9 +12,10 @@ from queuectl.core.lifecycle import next_move
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Shrink, Workload
-from queuectl.model.plan import Admission, Eviction, Plan, Portion, Preempt, TakeBack
+from queuectl.model.plan import Admission, Eviction, Placement, Plan, Portion, Preempt, TakeBack
 from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.reasons import CAUSES, Reason, Why, why
+from queuectl.model.resources import is_alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Decided:
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]]
     ancestors: Mapping[str, Sequence[str]]  # of the queues in which something starts
     growths: Mapping[tuple[str, int], Portion]  # by uid and number of the attempt
+    nodes: Mapping[str, Mapping[str, int]]  # as in the cycle, and where a host port or the like is taken
 
 
 def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Move], dict[str, End]]:
@@ -95,6 +97,8 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
     """Plan the cycle."""
     decided = plan(cycle.snapshot, now)
     starting = [*decided.admissions, *(preempt.admission for preempt in decided.preemptions)]
+    placed = [p for admission in starting for p in admission.placements]
+    placed += [p for part in decided.growths.values() for p in part.placements]
     return Decided(
         plan=decided,
         evictions=[_taken_back(uid, world.attempts[uid].number, back) for uid, back in decided.evictions],
@@ -105,7 +109,18 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
         ],
         ancestors=world.holdings.ancestors({world.workloads[admission.uid].queue for admission in starting}),
         growths={(uid, world.attempts[uid].number): part for uid, part in decided.growths.items()},
+        nodes={**cycle.nodes, **_taken_alone(cycle, placed)},
     )
+
+
+def _taken_alone(cycle: Cycle, placements: Sequence[Placement]) -> dict[str, Mapping[str, int]]:
+    """Return the rooms of nodes with what nobody used there before, and so was no part of them: host ports, say."""
+    fleet, taken = cycle.snapshot.fleet, [p for p in placements if any(is_alone(name) for name, _ in p.requests)]
+    if fleet is None:
+        return {}
+    for p in taken:
+        fleet.reserve(p.node, p.requests, p.pods)
+    return {p.node: fleet.room(p.node) for p in taken}
 
 
 def claims(decided: Decided, claimed: Sequence[Attempt]) -> list[tuple[Attempt, Preempt, Mapping[str, Leave]]]:

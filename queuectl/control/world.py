@@ -13,6 +13,7 @@ from queuectl.control.holdings import Holdings
 from queuectl.core.backlog import Backlog
 from queuectl.core.elastic import last, spare
 from queuectl.core.fleet import Fleet
+from queuectl.core.fragmentation import Mix
 from queuectl.core.lifecycle import BackOff, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
 from queuectl.core.snapshot import Elastic, Policy, Snapshot
@@ -90,7 +91,9 @@ class World:
         self._seq = 0
         self._back_off = back_off
         self._replant = True
-        self.waiting = Backlog()
+        self.mix = Mix()  # of what waits and runs
+        self.waiting = Backlog(mix=self.mix)
+        self._placed: dict[str, Gang] = {}  # those of it that wait no more, by uid
         self._version = 0  # of what queues, flavors and nodes are
         self._stirs: dict[str, int] = {}  # jobs that came, went or changed, by the root of their queue's tree
         self._winners: dict[str, tuple[int, int]] = {}  # who has preempted, and in which state of things
@@ -234,6 +237,9 @@ class World:
             self._winners[attempt.uid] = self._state(workload.queue)
         for placement in attempt.held:
             self._on_node.setdefault(placement.node, set()).add(attempt.uid)
+        if attempt.uid in self.jobs:
+            self._placed[attempt.uid] = self.jobs[attempt.uid].gang
+            self.mix.add(self._placed[attempt.uid])
         self._recount(attempt)
         self._ready_or_not(attempt.uid)
         self._stale.add(attempt.uid)
@@ -382,6 +388,7 @@ class World:
             namespaces=self.namespaces,
             held=self._held,
             elastic=self._lacking(),
+            mix=self.mix,
         )
 
     def gangs(self) -> dict[str, Gang]:
@@ -526,6 +533,8 @@ class World:
         self._small.discard(workload.uid)
         self._count_held(workload.uid)
         self._cleared.pop((workload.uid, attempt.number), None)
+        if workload.uid in self._placed:
+            self.mix.add(self._placed.pop(workload.uid), -1)
         self._stale.add(workload.uid)
         if attempt.holds:
             for part in attempt.parts:

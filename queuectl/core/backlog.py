@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from queuectl.core.fragmentation import Mix
 from queuectl.model.objects import Gang
 from queuectl.model.reasons import Reason, Why, why
 
@@ -76,8 +77,9 @@ class Walk:
 class Backlog:
     """All waiting gangs."""
 
-    def __init__(self, gangs: Iterable[Gang] = ()) -> None:
-        """Start with some gangs."""
+    def __init__(self, gangs: Iterable[Gang] = (), mix: Mix | None = None) -> None:
+        """Start with some gangs. ``mix``: where those that may be tried are counted."""
+        self._mix = Mix() if mix is None else mix
         self.lines: dict[str, Line] = {}
         self._gangs: dict[str, Gang] = {}
         self._apart: set[str] = set()
@@ -121,6 +123,8 @@ class Backlog:
         for name in changed & self.lines.keys():
             line = self.lines[name]
             gangs = [gang for group in line.groups.values() for gang in group.gangs]
+            for group in line.groups.values():
+                self._mix.add(group.gangs[0], -len(group.gangs))
             line.groups.clear()
             self._group(line, gangs)
 
@@ -152,7 +156,7 @@ class Backlog:
         _remove(line.everyone, gang, pending_key)
         group = self.group(gang)
         if not _remove(line.asleep, gang, _end_of_sleep) and group is not None:
-            _remove(group.gangs, gang, pending_key)
+            self._mix.add(gang, -_remove(group.gangs, gang, pending_key))
             if not group.gangs:
                 del line.groups[self._kind(gang)]
         if not line.everyone:
@@ -167,6 +171,7 @@ class Backlog:
             kinds.setdefault(self._kind(gang), []).append(gang)
         for kind, some in kinds.items():
             _add(line.groups.setdefault(kind, Group()).gangs, some, pending_key)
+            self._mix.add(some[0], len(some))
 
 
 @dataclass(frozen=True, eq=False)

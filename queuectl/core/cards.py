@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from queuectl.model.gpus import weight
 from queuectl.model.objects import Flavor
-from queuectl.model.resources import CARDS
+from queuectl.model.resources import CARDS, MAX_AMOUNT
 
 
 def weigh(resource: str, flavor: Flavor) -> int:
@@ -14,7 +14,7 @@ def weigh(resource: str, flavor: Flavor) -> int:
 
 def cards(requests: Iterable[tuple[str, int]], flavor: Flavor) -> int:
     """Return what requests count as on the flavor's nodes, in amounts of cards; 0: none is for a GPU."""
-    return sum(amount * weigh(resource, flavor) for resource, amount in requests if amount)
+    return min(MAX_AMOUNT, sum(amount * weigh(resource, flavor) for resource, amount in requests if amount))
 
 
 def charge(amounts: Mapping[str, int], flavor: Flavor) -> dict[str, int]:

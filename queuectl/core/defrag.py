@@ -21,9 +21,9 @@ from queuectl.core.nominate import Entry, flavors_of, nominate
 from queuectl.core.preemption import Field, Running, victim_order
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Gang, QueueOrder
-from queuectl.model.plan import Admission, Placement, by_index
+from queuectl.model.plan import Admission, Placement, by_index, held
 from queuectl.model.policy import VictimChoice
-from queuectl.model.resources import is_extended, is_gpu
+from queuectl.model.resources import CARD, CARDS, is_extended
 from queuectl.model.work import NO_WORK, RESTART_SECONDS, Work
 
 MAX_PROPOSALS = 20
@@ -106,8 +106,8 @@ def make_room(snapshot: Snapshot, gang: Gang, gangs: Mapping[str, Gang], now: fl
 
 
 def gpus_of(placements: Iterable[Placement]) -> int:
-    """Return how many GPUs placements have."""
-    return sum(amount * p.pods for p in placements for resource, amount in p.requests if is_gpu(resource))
+    """Return how many GPUs placements have, parts of cards rounded up together."""
+    return -(-held(placements).get(CARDS, 0) // CARD)
 
 
 def _lacking_nodes(snapshot: Snapshot, now: float) -> list[Gang]:

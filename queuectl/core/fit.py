@@ -8,11 +8,12 @@ import numpy as np
 
 from queuectl.core.cards import cards, weigh
 from queuectl.core.fleet import Fleet, Room
-from queuectl.core.topology import DRIVER, MODEL, Need, Rooms
+from queuectl.core.fragmentation import Others
+from queuectl.core.topology import DRIVER, MODEL, Loss, Need, Rooms
 from queuectl.model.objects import ALIKE, NODE_LEVEL, Flavor, Role, Together
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import format_quantity, is_extended
+from queuectl.model.resources import APART, HOST_PORT, format_quantity, is_extended
 
 _SAME = {MODEL: "GPU model", DRIVER: "version of the GPU driver"}
 MAX_TRIES = 8  # domains of a level in which a gang of several roles is tried, where a wider one would do
@@ -42,13 +43,18 @@ def place(
     flavors: Mapping[str, Flavor],
     together: Together = ALIKE,
     gone: Iterable[Placement] = (),
+    *,
+    others: Others | None = None,
 ) -> tuple[Placement, ...] | Short:
     """Return a place for every pod of the roles, or how far it came. ``gone``: placements that would be freed.
 
     Roles are placed one by one, those with the largest pods first, each as ``Rooms.place`` says. ``flavors``: by role,
-    the one it goes to, which must have the levels of topology that the role and the gang name.
+    the one it goes to, which must have the levels of topology that the role and the gang name. ``others``: who loses the
+    least by the last role, where one node holds all of it.
     """
-    return _place_in(fleet, fleet.free((p.node, p.requests, p.pods) for p in gone), roles, flavors, together)
+    fleet.meet(asked for role in roles for asked in role.requests)
+    room = fleet.free((p.node, p.requests, p.pods) for p in gone)
+    return _place_in(fleet, room, roles, flavors, together, others=others)
 
 
 def fits_later(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together) -> bool:
@@ -144,6 +150,7 @@ def _place_in(
     together: Together,
     *,
     tell: bool = False,
+    others: Others | None = None,
 ) -> tuple[Placement, ...] | Short:
     """Place into a room, which stays as it is; with ``tell`` only as far as is needed to tell if they fit."""
     in_order = sorted(roles, key=largest_first)
@@ -157,8 +164,9 @@ def _place_in(
         free = [role for role in order if role not in bound]
         for inside in _windows(fleet, room, bound, flavors, together) if len(bound) > 1 else [None]:
             attempt = _Placed(
-                fleet, room.copy() if len(roles) > 1 else room, flavors, together, bound, last=[*bound, *free][-1]
-            )
+                fleet, room.copy() if len(roles) > 1 else room, flavors, together, bound, last=[*bound, *free][-1],
+                others=others,
+            )  # fmt: skip
             found = attempt.add(bound, inside, tell=tell) or attempt.add(free, None, tell=tell)
             if found is None:
                 return tuple(attempt.placements)
@@ -206,6 +214,7 @@ class _Placed:
         bound: Sequence[Role],
         *,
         last: Role,
+        others: Others | None,
     ) -> None:
         """Start with none. ``room`` is used up on the way, but for the ``last`` role."""
         self._fleet = fleet
@@ -214,6 +223,7 @@ class _Placed:
         self._together = together
         self._bound = bound
         self._last = last
+        self._others = others
         self.placements: list[Placement] = []
 
     def add(self, roles: Sequence[Role], inside: tuple[int, int] | None, *, tell: bool) -> Short | None:
@@ -229,7 +239,7 @@ class _Placed:
                 if rooms.holds(role.pods, inside):
                     continue
                 return self._short(role, layout, rooms, inside)
-            chosen = rooms.place(role.pods, inside)
+            chosen = rooms.place(role.pods, inside, self._loss(role, flavor) if last else None)
             if chosen is None:
                 return self._short(role, layout, rooms, inside)
             columns, amounts = self._fleet.columns(role.requests) or ([], np.zeros(0, np.int64))
@@ -241,6 +251,12 @@ class _Placed:
                 self.placements.append(Placement(role.name, flavor.name, node, pods, role.requests, each, first))
                 first += pods
         return None
+
+    def _loss(self, role: Role, flavor: Flavor) -> Loss | None:
+        others = self._others
+        if others is None:
+            return None
+        return lambda rows: others.lose(self._room, rows, flavor, role.requests, role.pods)
 
     def _short(self, role: Role, layout: Layout, rooms: Rooms, inside: tuple[int, int] | None) -> Short:
         flavor = self._flavors[role.name]
@@ -320,6 +336,10 @@ def _lacks(room: Room, flavor: Flavor, role: Role, found: int) -> str:
     missing = role.pods - worth[scarcest]
     if missing <= 0:
         return f"{_places(role.pods - found)} with all that a pod requests on one node"
+    if scarcest.startswith(HOST_PORT):
+        return f"{_places(missing)} where host port {scarcest.removeprefix(HOST_PORT)} is free"
+    if scarcest.startswith(APART):
+        return f"{_places(missing)} apart from other pods, by podAntiAffinity, with {scarcest.removeprefix(APART)}"
     return f"{_places(missing)} with {format_quantity(scarcest, dict(role.requests)[scarcest])} {scarcest}"
 
 

@@ -16,6 +16,7 @@ from queuectl.core.nodes import eligible
 from queuectl.core.topology import Domains
 from queuectl.model.objects import Constraints, Flavor, Node, Place
 from queuectl.model.plan import Placement
+from queuectl.model.resources import ALONE, is_alone
 
 Matrix = npt.NDArray[np.int64]  # (nodes, resources)
 Mask = npt.NDArray[np.bool_]  # (nodes,)
@@ -57,6 +58,9 @@ class Fleet:
         self._columns: dict[str, int] = {}
         self._nodes: list[Node | None] = []  # by row; None: a name known only from pods or reservations, or unused
         self._unused: list[int] = []
+        self._spare: list[int] = []  # columns that are free again
+        self._perhaps_spare: set[str] = set()  # host ports and the like that nobody may use any more
+        self._shares = False  # whether what nodes have is the same matrix as another fleet's
         self._allocatable: Matrix = np.zeros((0, 0), np.int64)
         self._others: Matrix = np.zeros((0, 0), np.int64)
         self._reserved: Matrix = np.zeros((0, 0), np.int64)  # by gangs that are there
@@ -71,6 +75,8 @@ class Fleet:
 
     def snapshot(self) -> Self:
         """Return a copy in which reserving changes nothing here; what nodes have is shared, so use it at once."""
+        self._drop_spare()
+        self._shares = True
         copy = type(self)()
         # Kept masks stay shared: what one finds out serves the other.
         copy.__dict__.update(
@@ -79,6 +85,8 @@ class Fleet:
             _columns=self._columns.copy(),
             _nodes=self._nodes.copy(),
             _unused=self._unused.copy(),
+            _spare=self._spare.copy(),
+            _perhaps_spare=set(),
             _reserved=self._reserved.copy(),
             _promised=self._promised.copy(),
             _free=self._free.copy(),
@@ -99,6 +107,7 @@ class Fleet:
         columns = [self._column(resource) for resource in node.allocatable]  # may replace the matrices
         self._allocatable[row] = 0
         self._allocatable[row, columns] = [max(0, min(amount, AMOUNT_LIMIT)) for amount in node.allocatable.values()]
+        self._allocatable[row, [column for resource, column in self._columns.items() if is_alone(resource)]] = ALONE
         for (flavor, constraints), mask in self._masks.items():
             mask[row] = eligible(node, flavor, constraints)
         self._changed(row)
@@ -118,6 +127,8 @@ class Fleet:
 
     def use(self, node: str, requests: Requests, sign: int) -> None:
         """Count (+1) or stop counting (-1) another's pod on a node."""
+        if sign < 0:
+            self._perhaps_spare |= {resource for resource, _ in requests if is_alone(resource)}
         row, columns, amounts = self._at(node, requests, sign)
         self._others[row, columns] += amounts
         self._changed(row)
@@ -128,6 +139,8 @@ class Fleet:
 
         ``now``: among what is there; ``later``: among what will be there once all victims are gone.
         """
+        if count < 0:
+            self._perhaps_spare |= {resource for resource, _ in requests if is_alone(resource)}
         row, columns, amounts = self._at(node, requests, count)
         if now:
             self._reserved[row, columns] += amounts
@@ -245,6 +258,18 @@ class Fleet:
             return None
         return [self._columns[resource] for resource in wanted], np.array(list(wanted.values()), np.int64)
 
+    def meet(self, requests: Requests) -> None:
+        """Have columns for those host ports and the like that are among these requests, and as few more as can be.
+
+        To be called before any room is asked for: one that was made before does not have them.
+        """
+        alone = {resource for resource, _ in requests if is_alone(resource)}
+        if not alone <= self._columns.keys():
+            self._drop_spare()
+            for resource in alone:
+                self._column(resource)
+        self._perhaps_spare |= alone
+
     def domains(self, *keys: str) -> Domains:
         """Return the nodes by domains; see ``Domains.of``. Kept, and made anew when nodes or labels have changed."""
         if keys not in self._domains:
@@ -277,7 +302,7 @@ class Fleet:
         return {
             resource: max(0, int(self._allocatable[row, column] - self._others[row, column]))
             for resource, column in self._columns.items()
-            if resource in node.allocatable
+            if resource in node.allocatable or (is_alone(resource) and self._is_used(row, column))
         }
 
     def place(self, name: str, flavor: Flavor, constraints: Constraints, requests: Requests) -> Place:
@@ -313,11 +338,33 @@ class Fleet:
         column = self._columns.get(resource)
         if column is not None:
             return column
-        column = self._columns[resource] = len(self._columns)
-        self._forget_counts()  # who asks for it had nowhere to go
+        column = self._columns[resource] = self._spare.pop() if self._spare else len(self._columns)
         if column == self._reserved.shape[1]:
             self._resize(len(self._nodes), max(8, 2 * column))
+        if is_alone(resource):
+            self._own()
+            self._allocatable[:, column] = [ALONE if node is not None else 0 for node in self._nodes]
+            self._free[:, column] = self._allocatable[:, column]
+        else:
+            self._forget_counts()  # who asks for it had nowhere to go
         return column
+
+    def _drop_spare(self) -> None:
+        """Have columns of host ports and the like, which nobody uses any more, for others."""
+        for resource in self._perhaps_spare & self._columns.keys():
+            column = self._columns[resource]
+            if not self._is_used(slice(None), column):
+                self._spare.append(self._columns.pop(resource))
+                self._own()
+                self._allocatable[:, column] = self._free[:, column] = 0
+        self._perhaps_spare = set()
+
+    def _own(self) -> None:
+        if self._shares:
+            self._allocatable, self._shares = self._allocatable.copy(), False
+
+    def _is_used(self, rows: int | slice, column: int) -> bool:
+        return any(bool(matrix[rows, column].any()) for matrix in (self._others, self._reserved, self._promised))
 
     def _resize(self, rows: int, columns: int) -> None:
         old_rows, old_columns = self._reserved.shape
@@ -380,6 +427,10 @@ class Room:
         """Return a row's amounts by column; not to be written."""
         known = self._rows.get(row)
         return self._fleet.matrix(self._base)[row] if known is None else known
+
+    def rows(self, rows: Matrix) -> Matrix:
+        """Return some rows, to be written."""
+        return (self.matrix() if self._rows else self._fleet.matrix(self._base))[rows]
 
     def set(self, row: int, amounts: Matrix) -> None:
         """Give a row other amounts."""

@@ -154,6 +154,8 @@ class _Search:
         self.taken = taken
         self.wakes: set[float] = set()  # when time limits end that keep others from giving way
         self.shielded = False  # whether anything does that time or a budget can end
+        if snapshot.fleet is not None:
+            snapshot.fleet.meet(asked for role in gang.roles for asked in role.requests)
 
     def entry(self, roles: tuple[Role, ...]) -> Entry:
         """Try flavors until quota and nodes both hold; else look for victims where it came closest."""
@@ -223,7 +225,7 @@ class _Search:
                 if entry is not None:
                     return entry
                 if self._fits_when_all_are_gone(roles, one):
-                    return Entry(self.gang, roles, one, wait=why(Reason.WAITING_FOR_VICTIMS_OF_OTHERS))
+                    return Entry(self.gang, roles, one, wait=waiting_for_others(self._departing()))
         later: Entry | None = None
         for one in tried:
             victims, shielded = self._victims(roles, one)
@@ -432,7 +434,8 @@ class _Search:
         if self.snapshot.fleet is None:
             return ()
         freed = [placement for gang in gone for placement in gang.placements]
-        return fit.place(self.snapshot.fleet, roles, self._flavors(roles, assignment), self.gang.together, freed)
+        flavors = self._flavors(roles, assignment)
+        return fit.place(self.snapshot.fleet, roles, flavors, self.gang.together, freed, others=self.snapshot.others)
 
     def _short_why(self, roles: Sequence[Role], assignment: Assignment, short: fit.Short) -> Why:
         """Say why nodes do not hold roles for which there is quota."""

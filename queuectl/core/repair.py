@@ -28,6 +28,7 @@ def places_for_missing(
 class _Repair:
     def __init__(self, fleet: Fleet, gang: Gang, flavors: Mapping[str, Flavor], stays: Mapping[PodKey, str]) -> None:
         self._fleet = fleet
+        fleet.meet(asked for role in gang.roles for asked in role.requests)
         self._room = fleet.free()
         self._gang = gang
         self._flavors = flavors

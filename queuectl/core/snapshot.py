@@ -8,6 +8,7 @@ from typing import Self
 from queuectl.core.backlog import Backlog
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
+from queuectl.core.fragmentation import Mix, Others
 from queuectl.core.limits import Held, requested
 from queuectl.core.preemption import Running, there
 from queuectl.core.tree import Tree
@@ -59,6 +60,7 @@ class Snapshot:
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # their labels
     held: Held = field(default_factory=Held)
     elastic: Sequence[Elastic] = ()  # who could grow
+    mix: Mix = field(default_factory=Mix)  # of what waits and runs; without it the tightest node is taken
     # Counts changes of what queues, flavors and nodes are, and by the root of its tree, of what queues hold. With
     # these, what is known of waiting gangs from the cycle before is used again where nothing has changed.
     version: int = 0
@@ -68,6 +70,11 @@ class Snapshot:
     def rules(self) -> dict[str, Preemption]:
         """Each queue's rules of preemption."""
         return {name: queue.preemption for name, queue in self.queues.items()}
+
+    @cached_property
+    def others(self) -> Others | None:
+        """Who loses by a gang that is placed; None: nobody is known."""
+        return Others(self.mix, self.fleet) if self.fleet and self.mix else None
 
     @cached_property
     def going(self) -> list[Running]:

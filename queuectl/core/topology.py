@@ -8,7 +8,7 @@ So nodes, and racks, that are whole stay whole.
 After KEP-2724 (Topology Aware Scheduling).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -20,6 +20,8 @@ from queuectl.model.objects import Node
 
 Counts = npt.NDArray[np.int64]
 Allotment = list[tuple[int, int]]  # (which, how many)
+MAX_COMPARED = 2048  # nodes, the tightest, by what others lose
+Loss = Callable[[Counts], Counts]  # of rows of the fleet: what others lose if all pods go to one of them
 
 MODEL = "gpu.model"  # not a label: levels above all others, of nodes whose GPUs are alike
 DRIVER = "gpu.driver"
@@ -139,12 +141,12 @@ class Rooms:
         name = "" if within == self.domains.nodes else self.domains.names[within][best]
         return name, int(self.of(within)[best]) * self.need.slice_size
 
-    def place(self, pods: int, inside: tuple[int, int] | None = None) -> Allotment | None:
+    def place(self, pods: int, inside: tuple[int, int] | None = None, loss: Loss | None = None) -> Allotment | None:
         """Return (row, pods) in the closest places that hold all, neighbour by neighbour; None if there are none.
 
-        ``inside``: (level, domain) to stay in.
+        ``inside``: (level, domain) to stay in. ``loss``: of several nodes that hold all, the one with the least is taken.
         """
-        found = self._smallest(pods, inside)
+        found = self._smallest(pods, inside, loss)
         if found is None:
             return None
         order, left, result = self.domains.order, pods, []
@@ -156,7 +158,7 @@ class Rooms:
     def _in_units(self, pods: int) -> int:
         return -(-pods // self.need.slice_size)
 
-    def _smallest(self, pods: int, inside: tuple[int, int] | None) -> tuple[int, int] | None:
+    def _smallest(self, pods: int, inside: tuple[int, int] | None, loss: Loss | None = None) -> tuple[int, int] | None:
         """Return level and domain, (-1, 0) for the whole, from which on pods have to be spread."""
         wanted = self._in_units(pods)
         aim = self.domains.nodes if self.need.aim is None else self.need.aim
@@ -165,6 +167,11 @@ class Rooms:
             room, first = self._children(level, inside)
             enough = first + np.flatnonzero(room >= wanted)
             if len(enough):
+                if loss and level == self.domains.nodes and len(enough) > 1:
+                    # The tightest are compared; there may be thousands.
+                    enough = enough[np.argsort(self._pods[enough], kind="stable")[:MAX_COMPARED]]
+                    lost = loss(self.domains.order[enough])
+                    enough = enough[lost == lost.min()]
                 return level, self._tightest(level, enough)
         return (-1, 0) if widest < 0 and int(self.of(0).sum()) >= wanted else None
 

@@ -77,6 +77,7 @@ class ConditionType(StrEnum):
     QUOTA_RESERVED = "QuotaReserved"
     ADMITTED = "Admitted"
     PODS_READY = "PodsReady"
+    PLACE_UNCERTAIN = "PlaceUncertain"
     SHRUNK = "Shrunk"
     EVICTED = "Evicted"
     REQUEUED = "Requeued"

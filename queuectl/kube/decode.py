@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from queuectl.kube.alone import alone, unpromised
 from queuectl.kube.informer import Item
 from queuectl.kube.names import (
     ATTEMPT_LABEL,
@@ -15,11 +16,14 @@ from queuectl.kube.names import (
     FINALIZER,
     GATE,
     INDEX_LABEL,
+    JOB_LABEL,
     PREEMPTIBLE,
+    QUEUE_LABEL,
     ROLE_LABEL,
     SUBMITTED_BY,
     WORKLOAD_LABEL,
 )
+from queuectl.kube.selectors import requirements, selector
 from queuectl.model import gpus
 from queuectl.model.objects import (
     Alternative,
@@ -38,7 +42,6 @@ from queuectl.model.objects import (
     PriorityClass,
     Queue,
     QueueOrder,
-    Requirement,
     Role,
     Taint,
     Together,
@@ -144,6 +147,8 @@ class _PodSpec(msgspec.Struct, rename="camel"):
     init_containers: list[dict[str, Any]] = []
     overhead: dict[str, str] = {}
     resources: dict[str, Any] = {}
+    affinity: dict[str, Any] | None = None
+    host_network: bool = False
 
 
 class _Terminated(msgspec.Struct, rename="camel"):
@@ -197,19 +202,22 @@ def pod(raw: Bytes) -> Item[Pod]:
         attempt=_number(labels.get(ATTEMPT_LABEL)),
         role=labels.get(ROLE_LABEL, ""),
         index=_number(labels.get(INDEX_LABEL)),
-        requests=_requests(seen.spec) if counts else (),
+        requests=_requests(seen.spec, meta) if counts else (),
     )
     return Item(meta.key, meta.resource_version, value)
 
 
-def _requests(spec: _PodSpec) -> tuple[tuple[str, int], ...]:
-    parts = {
+def _requests(spec: _PodSpec, meta: _Meta) -> tuple[tuple[str, int], ...]:
+    parts: dict[str, Any] = {
         "containers": spec.containers,
         "initContainers": spec.init_containers,
         "overhead": spec.overhead,
         "resources": spec.resources,
+        "affinity": spec.affinity,
+        "hostNetwork": spec.host_network,
     }
-    return tuple(sorted(pod_requests(parts).items()))
+    [by_itself] = alone([(parts, meta.labels)], meta.namespace)
+    return tuple(sorted((pod_requests(parts) | by_itself).items()))
 
 
 def _exit_code(status: _PodStatus) -> int | None:
@@ -275,7 +283,7 @@ def budget(raw: Bytes) -> Item[Budget]:
     seen = _decode_budget(raw)
     meta, status = seen.metadata, seen.status
     allowed = status.disruptions_allowed if status.observed_generation >= meta.generation else 0
-    value = Budget(meta.namespace, meta.name, _selector(seen.spec.selector), allowed)
+    value = Budget(meta.namespace, meta.name, selector(seen.spec.selector), allowed)
     return Item(meta.key, meta.resource_version, value)
 
 
@@ -342,7 +350,7 @@ def queue(raw: Bytes) -> Item[Queue]:
         weight=Fraction(parse_quantity("cpu", seen.spec.get("weight", 1)), 1000),
         preemption=_preemption(seen.spec.get("preemption") or {}),
         choice=_choice(seen.spec.get("flavorChoice") or {}),
-        namespaces=_selector(seen.spec.get("namespaceSelector")),
+        namespaces=selector(seen.spec.get("namespaceSelector")),
         stop=StopPolicy(seen.spec.get("stopPolicy") or StopPolicy.NONE),
         over_quota=OverQuota(seen.spec.get("whenOverQuota") or OverQuota.KEEP),
         max_running=seen.spec.get("maxRunning"),
@@ -373,16 +381,6 @@ def _cap(cap: Mapping[str, Any]) -> Cap:
     return Cap(cap.get("maxRunning"), tuple(sorted(amounts.items())))
 
 
-def _selector(selector: Mapping[str, Any] | None) -> tuple[Requirement, ...] | None:
-    if selector is None:
-        return None
-    labels = sorted((selector.get("matchLabels") or {}).items())
-    return (
-        *(Requirement(key, "In", (value,)) for key, value in labels),
-        *_requirements(selector.get("matchExpressions")),
-    )
-
-
 def _preemption(rules: Mapping[str, Any]) -> Preemption:
     borrow = rules.get("borrowWithinCohort")
     return Preemption(
@@ -410,8 +408,16 @@ def job(raw: Bytes) -> Item[Job]:
     meta, spec = seen.metadata, seen.spec
     problem: Why | None = None
     roles: tuple[Role, ...] = ()
+    left_open: tuple[str, ...] = ()
     try:
-        roles = tuple(_role(role) for role in spec["roles"])
+        kinds = [(role["template"]["spec"], _labels(role, spec, meta)) for role in spec["roles"]]
+        by_itself = alone(kinds, meta.namespace)
+        roles = tuple(_role(role, own) for role, own in zip(spec["roles"], by_itself, strict=True))
+        left_open = tuple(
+            f"spec.roles[{role.name}].template.spec.{name}"
+            for role, kind in zip(roles, kinds, strict=True)
+            for name in unpromised(*kind)
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = why(Reason.MISCONFIGURED, field="spec.roles", problem=str(error))
     gpu, topology = spec.get("gpu") or {}, spec.get("topology") or {}
@@ -451,12 +457,20 @@ def job(raw: Bytes) -> Item[Job]:
         ttl_seconds=spec.get("ttlSecondsAfterFinished"),
         templates={role["name"]: role["template"] for role in spec["roles"]} if problem is None else {},
         status=seen.status,
+        unpromised=left_open,
         problem=problem,
     )
     return Item(meta.uid, meta.resource_version, value)
 
 
-def _role(role: Mapping[str, Any]) -> Role:
+def _labels(role: Mapping[str, Any], spec: Mapping[str, Any], meta: _Meta) -> dict[str, str]:
+    """Return the labels by which a role's pods will be selected."""
+    own = (role["template"].get("metadata") or {}).get("labels") or {}
+    ours = {WORKLOAD_LABEL: meta.uid, ROLE_LABEL: role["name"], JOB_LABEL: meta.name}
+    return own | ours | {QUEUE_LABEL: spec.get("queue") or ""}
+
+
+def _role(role: Mapping[str, Any], by_itself: dict[str, int]) -> Role:
     spec = role["template"]["spec"]
     affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"
@@ -466,11 +480,11 @@ def _role(role: Mapping[str, Any]) -> Role:
         raise ValueError(
             f"schedulingGates of role {role['name']} is {gates!r}; write a list, such as [{{name: ready}}]"
         )
-    requests = tuple(sorted(pod_requests(spec).items()))
+    requests = tuple(sorted((pod_requests(spec) | by_itself).items()))
     constraints = Constraints(
         selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
         terms=tuple(
-            NodeTerm(_requirements(term.get("matchExpressions")), _requirements(term.get("matchFields")))
+            NodeTerm(requirements(term.get("matchExpressions")), requirements(term.get("matchFields")))
             for term in affinity.get("nodeSelectorTerms") or ()
         ),
         tolerations=_tolerations(spec.get("tolerations")),
@@ -506,10 +520,6 @@ def _topology(topology: Mapping[str, Any]) -> Topology:
         slice_size=slices.get("size") or 1,
         balanced=bool(topology.get("balanced")),
     )
-
-
-def _requirements(expressions: Any) -> tuple[Requirement, ...]:
-    return tuple(Requirement(e["key"], e["operator"], tuple(e.get("values") or ())) for e in expressions or ())
 
 
 def _tolerations(tolerations: Any) -> tuple[Toleration, ...]:

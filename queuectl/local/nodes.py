@@ -13,14 +13,16 @@ def node_manifest(
     cpu: str = "96",
     memory: str = "768Gi",
     pods: int = 110,
+    more: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
     taints: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Return a Node for kwok to play; `cpu` and `memory` are Kubernetes quantities, `labels` win over our own.
 
-    The GPU labels are those of GPU Feature Discovery; a node with no GPUs has none of them.
+    The GPU labels are those of GPU Feature Discovery; a node with no GPUs has none of them. `more`: further resources
+    that it offers, as quantities.
     """
-    has = {"cpu": cpu, "memory": memory, "ephemeral-storage": "3Ti", "pods": str(pods)}
+    has = {"cpu": cpu, "memory": memory, "ephemeral-storage": "3Ti", "pods": str(pods), **(more or {})}
     known = {"kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}
     if gpus:
         has[gpu_resource] = str(gpus)

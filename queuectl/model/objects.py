@@ -314,4 +314,5 @@ class Job:
     ttl_seconds: int | None = None
     templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # role → pod template
     status: Mapping[str, Any] = field(default_factory=dict)  # as it stands in the API server
+    unpromised: tuple[str, ...] = ()  # fields of its pods that no reservation takes into account
     problem: Why | None = None

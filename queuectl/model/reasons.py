@@ -68,6 +68,10 @@ class Reason(Enum):
     WAITING_FOR_VICTIMS_OF_OTHERS = (
         "Nobody has to give way to it: jobs that already give way to others still use the room{victims}."
     )
+    NOT_PROMISED = (
+        "No reservation takes {fields} into account: kube-scheduler may keep pods from the nodes that are reserved for"
+        " them, and the whole gang then goes back to its queue at its start deadline."
+    )
     # starting and running
     ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
     STARTING = "The whole gang, {pods:pod}, was ungated together and is being bound."

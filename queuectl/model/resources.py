@@ -29,6 +29,9 @@ _SUFFIX = {
 CARDS = "queuectl.dev/gpu"  # cards of GPUs, and parts of them: what a quota may count; no node offers it
 CARD = 21_000  # amounts of it that make a card: thousandths, thirds and sevenths are exact
 MIG = "nvidia.com/mig-"
+# What one pod of a node has for itself: every node has this much of each host port, and of being apart from others.
+ALONE = 2**20
+HOST_PORT, APART = "hostport-", "apart-"
 _GPU = re.compile(
     r"[^/]*/(?!.*(mem|core))(mig-|.*gpu).*|gpu\.intel\.com/(i915|xe)|huawei\.com/Ascend(?!.*(mem|core)).*"
     r"|amd\.com/[a-z]px_nps\d"
@@ -83,7 +86,12 @@ def format_quantity(resource: str, amount: int) -> str:
 
 def is_extended(resource: str) -> bool:
     """Tell whether a device plugin announces the resource (``nvidia.com/gpu``), not the kubelet itself."""
-    return "/" in resource and "kubernetes.io/" not in resource
+    return "/" in resource and "kubernetes.io/" not in resource and not is_alone(resource)
+
+
+def is_alone(resource: str) -> bool:
+    """Tell whether the name stands for what no node announces and every node has: ``ALONE`` of it."""
+    return resource.startswith((HOST_PORT, APART))
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
 """The ledger's last line, kept apart from what is planned upon: nobody gets room that is not there."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from queuectl.control.turn import Cycle
 from queuectl.model.lifecycle import Attempt, AttemptState
@@ -27,9 +27,9 @@ class Accounts:
         self._leaving: dict[str, Counter[Key]] = {}  # what of it they give up
         self._charged: dict[str, tuple[str, ...]] = {}  # the queues that it counts in, by workload uid
 
-    def observe(self, cycle: Cycle) -> None:
+    def observe(self, cycle: Cycle, nodes: Mapping[str, Mapping[str, int]]) -> None:
         """Take in what nodes have and queues may use; either may be less than what is reserved."""
-        on_nodes = {**cycle.nodes, **{name: {} for name in cycle.nodes_gone}}
+        on_nodes = {**nodes, **{name: {} for name in cycle.nodes_gone}}
         nominal = {name: {cell: quota.nominal for cell, quota in own.items()} for name, own in cycle.quotas.items()}
         in_queues = {**nominal, **cycle.limits}
         seen = {("node", name) for name in on_nodes} | {("queue", name) for name in in_queues}

@@ -258,8 +258,8 @@ class Clockwork:
         self._plan_again = False
         self._save()
         cycle = turn.prepare(self.world, self.now)
-        self.accounts.observe(cycle)
         decided = turn.decide(self.world, cycle, self.now)
+        self.accounts.observe(cycle, decided.nodes)
         self._ancestors = decided.ancestors
         for move in decided.evictions:
             self._move(move, EVICTED)

@@ -79,6 +79,7 @@ class Asks(Part):
     memory: Quantity | None = None
     requests: dict[QualifiedName, Quantity] = Field(default_factory=dict)
     node_selector: Labels | None = None
+    host_ports: list[Annotated[Int32, Field(ge=1, le=65535)]] = Field(default_factory=list)
     gpu: RoleGpu | None = None
     topology: RoleTopology | None = None
     runs: list[Seconds] | None = Field(None, min_length=1)
@@ -95,8 +96,14 @@ class Asks(Part):
         """Return it as a role of a TrainingJob."""
         given = {GPU: self.gpus or None, "cpu": self.cpu, "memory": self.memory, **self.requests}
         requests = {resource: amount for resource, amount in given.items() if amount is not None}
-        container = {"name": "main", "image": "scenario", "resources": {"requests": requests, "limits": requests}}
+        container: dict[str, Any] = {
+            "name": "main",
+            "image": "scenario",
+            "resources": {"requests": requests, "limits": requests},
+        }
         spec: dict[str, Any] = {"containers": [container]}
+        if self.host_ports:
+            container["ports"] = [{"containerPort": port, "hostPort": port} for port in self.host_ports]
         if self.node_selector:
             spec["nodeSelector"] = self.node_selector
         role: dict[str, Any] = {"name": name, "replicas": self.pods, "template": {"spec": spec}}

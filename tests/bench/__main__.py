@@ -6,13 +6,15 @@ import json
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 import typer
 
-from tests.bench import decisions, gangs, shown, victims
+from tests.bench import decisions, gangs, openb, racks, shown, victims
 from tests.bench.load import Load
 
 SIZE = Load()
+Part = tuple[dict[str, object], str]  # figures, and a table of them
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -21,32 +23,53 @@ def main(arguments: list[str] | None = None) -> None:
     result: dict[str, object] = {"machine": shown.machine()}
     if not options.json:
         typer.echo("machine: " + ", ".join(f"{name} {value}" for name, value in shown.machine().items()))
-    if options.only in {None, "gangs"}:
-        load = Load(gangs=options.gangs, pods=options.pods, gpus=options.gpus, nodes=options.nodes)
-        runs = list(_runs(load, options.connections, options.rounds))
-        result["gangs"] = summary = shown.summary(runs, load)
-        if not options.json:
-            typer.echo(f"\n{shown.gangs_table(summary)}")
-    if options.only in {None, "decisions"}:
-        for name, shapes in _shapes(len(options.sizes)).items():
-            found = []
-            for size in decisions.measure(options.sizes, options.events, shapes):
-                _say(f"decided, {name}: {size.nodes} nodes, {size.gangs} waiting")
-                found.append(shown.decisions_figures(size))
-            result[f"decisions, {name}"] = found
+    for name, part in PARTS.items():
+        if options.only == name or (options.only is None and (name not in OF_TRACES or options.traces)):
+            figures, shown_as = part(options)
+            result |= figures
             if not options.json:
-                typer.echo(f"\n{name}\n{shown.decisions_table(found)}")
-    if options.only in {None, "victims"}:
-        result["victims"] = _victims(show=not options.json)
+                typer.echo(f"\n{shown_as}")
     if options.json:
         typer.echo(json.dumps(result, indent=2))
 
 
-def _victims(*, show: bool) -> dict[str, object]:
+def _gangs(options: argparse.Namespace) -> Part:
+    load = Load(gangs=options.gangs, pods=options.pods, gpus=options.gpus, nodes=options.nodes)
+    summary = shown.summary(list(_runs(load, options.connections, options.rounds)), load)
+    return {"gangs": summary}, shown.gangs_table(summary)
+
+
+def _decisions(options: argparse.Namespace) -> Part:
+    figures: dict[str, object] = {}
+    tables = []
+    for name, shapes in _shapes(len(options.sizes)).items():
+        found = []
+        for size in decisions.measure(options.sizes, options.events, shapes):
+            _say(f"decided, {name}: {size.nodes} nodes, {size.gangs} waiting")
+            found.append(shown.decisions_figures(size))
+        figures[f"decisions, {name}"] = found
+        tables.append(f"{name}\n{shown.decisions_table(found)}")
+    return figures, "\n\n".join(tables)
+
+
+def _openb(options: argparse.Namespace) -> Part:
+    filled = list(openb.measure(options.traces, options.seeds))
+    return {"openb": [asdict(one) for one in filled]}, openb.table(filled)
+
+
+def _racks(options: argparse.Namespace) -> Part:
+    outcomes = racks.measure(options.traces / racks.INVENTORY)
+    return {"racks": [asdict(one) for one in outcomes]}, racks.table(outcomes)
+
+
+def _victims(_: argparse.Namespace) -> Part:
     searches, distances = list(victims.searches()), victims.distances()
-    if show:
-        typer.echo(f"\n{victims.table(searches)}\n\n{victims.distance_table(distances)}")
-    return {"searches": [asdict(one) for one in searches], "loss / optimum": distances}
+    figures = {"searches": [asdict(one) for one in searches], "loss / optimum": distances}
+    return {"victims": figures}, f"{victims.table(searches)}\n\n{victims.distance_table(distances)}"
+
+
+PARTS = {"gangs": _gangs, "decisions": _decisions, "victims": _victims, "openb": _openb, "racks": _racks}
+OF_TRACES = {"openb", "racks"}  # these read inventories
 
 
 def _runs(load: Load, connections: list[int], rounds: int) -> Iterator[gangs.Run]:
@@ -78,7 +101,7 @@ def _size(text: str) -> tuple[int, int]:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", choices=("gangs", "decisions", "victims"), help="one of the benchmarks")
+    parser.add_argument("--only", choices=tuple(PARTS), help="one of them")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--gangs", type=int, default=SIZE.gangs)
     parser.add_argument("--pods", type=int, default=SIZE.pods, help="of a gang")
@@ -92,7 +115,17 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         "--sizes", type=_size, nargs="+", default=decisions.SIZES, metavar="NODESxWAITING", help="to decide upon"
     )
     parser.add_argument("--events", type=int, default=decisions.EVENTS, help="to decide after, at each size")
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        metavar="FOLDER",
+        help="with nodes-openb2023.csv.gz, pods-openb2023.csv.gz, nodes-spot2026.csv.gz; else no openb, no racks",
+    )
+    parser.add_argument("--seeds", type=int, default=openb.SEEDS, help="orders in which the pods of openb come")
+    options = parser.parse_args(arguments)
+    if options.only in OF_TRACES and not options.traces:
+        parser.error(f"--only {options.only} needs --traces FOLDER")
+    return options
 
 
 if __name__ == "__main__":

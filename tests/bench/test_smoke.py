@@ -1,8 +1,10 @@
 """The benchmarks work and give their figures; what the figures are is nobody's business here."""
 
+import gzip
 import math
+from pathlib import Path
 
-from tests.bench import decisions, gangs, shown, victims
+from tests.bench import decisions, gangs, openb, shown, victims
 from tests.bench.load import Load
 
 TINY = Load(gangs=3, pods=2, gpus=4, nodes=4, limit=120)
@@ -39,3 +41,37 @@ def test_searches_for_victims_are_timed_and_held_against_the_optimum() -> None:
     distances = victims.distances(60)
     assert all(ratio >= 1 for ratios in distances.values() for ratio in ratios)
     assert "optimal" in victims.distance_table(distances)
+
+
+NODES = """cluster,node,gpu_model,gpus,cpu_milli,memory_mib
+c,n0,T4,2,64000,262144
+c,n1,G2,8,96000,393216
+c,n2,none,0,32000,65536
+"""
+PODS = """pod,gpus,gpu_milli,cpu_milli,memory_mib,gpu_models
+p0,1,810,3152,16384,
+p1,1,1000,11300,16384,T4|G2
+p2,8,1000,64000,262144,
+p3,0,,12500,16384,
+p4,1,190,4000,8192,T4
+"""
+
+
+def test_a_cluster_is_filled_by_each_rule_with_the_same_pods_and_no_device_twice(tmp_path: Path) -> None:
+    for name, text in {"nodes": NODES, "pods": PODS}.items():
+        with gzip.open(tmp_path / f"{name}-openb2023.csv.gz", "wt") as file:
+            file.write(text)
+    found = list(openb.measure(tmp_path, seeds=2))
+    assert {(one.rule, one.seed) for one in found} == {(rule, seed) for rule in openb.RULES for seed in (0, 1)}
+    for one in found:
+        assert len(one.shares) == 120
+        assert one.shares == sorted(one.shares)
+        assert 0 < one.shares[-1] <= 1
+    assert all(rule in openb.table(found) for rule in openb.RULES)
+    trace = openb.read(tmp_path)
+    filled = openb.LeastLost(trace, 0)
+    placed = [ask for ask in openb.arrivals(trace, 0) if filled.put(ask)]
+    states = [filled.cluster.states[number] for number in filled.cluster.at.tolist()]
+    left = sum(sum(state.left) for state in states)
+    assert left + sum(ask.gpu for ask in placed) == trace.gpus
+    assert all(min((state.cpu, state.memory, *state.left)) >= 0 for state in states)

@@ -123,7 +123,8 @@ WRONG = {
     ),
     "a resource that no flavor has": (
         mine("wrong-gpu", role("worker", 1, gpus(1, "amd.com/gpu"))),
-        f"none has a quota for amd.com/gpu. Ask for what the queue has ({GPUS}), or name another queue; --force",
+        "none has a quota for amd.com/gpu; for GPUs there is nvidia.com/gpu. Ask for what the queue has"
+        f" ({GPUS}), or name another queue; --force",
     ),
     "a model that no flavor has": (mine("wrong-model", gpu={"models": ["B200"]}), "none is of GPU model B200."),
     "a field that no pod has": (
@@ -315,6 +316,14 @@ async def test_more_than_the_quota_waits_if_forced(team: str, run: Commands) -> 
     huge = text(mine("huge", role("worker", 9, gpus(8))))
     assert "--force" in (await run("submit", "-f", "-", stdin=huge, code=Exit.REFUSED)).err
     assert (await run("submit", "-f", "-", "--force", stdin=huge)).out == "trainingjob.queuectl.dev/huge created\n"
+
+
+async def test_what_no_reservation_covers_is_told_and_stays_with_the_job(team: str, run: Commands) -> None:
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    done = await run("submit", "-f", "-", stdin=text(with_pod(mine("zonal"), volumes=[claim])))
+    assert done.out == "trainingjob.queuectl.dev/zonal created\n"
+    assert "No reservation takes spec.roles[worker].template.spec.volumes into account" in done.err
+    assert "into account" not in (await run("submit", "-f", "-", stdin=text(mine("plain")))).err
 
 
 async def test_pods_beyond_a_resource_quota_may_wait(team: str, run: Commands, kube: KubeClient) -> None:

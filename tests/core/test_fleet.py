@@ -118,9 +118,16 @@ def test_masks_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 NAMES = [f"n{i}" for i in range(18)]  # more than fit at first
 RESOURCES = ["cpu", GPU, *(f"example.com/{i}" for i in range(7))]
-asked = st.dictionaries(st.sampled_from(RESOURCES), st.integers(0, 9), min_size=1, max_size=4).map(
-    lambda amounts: tuple(sorted({"pods": 1, **amounts}.items()))
-)
+PORTS = ["hostport-TCP-1", "hostport-TCP-2"]  # no node announces them
+
+
+def _some(resources: list[str]) -> st.SearchStrategy[Requests]:
+    return st.dictionaries(st.sampled_from(resources), st.integers(0, 9), min_size=1, max_size=4).map(
+        lambda amounts: tuple(sorted({"pods": 1, **amounts}.items()))
+    )
+
+
+asked = _some([*RESOURCES, *PORTS])
 PICKY = role(selector={"zone": "a"}).constraints
 
 
@@ -137,7 +144,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.used: list[tuple[str, Requests]] = []
         self.reserved: Counter[tuple[str, Requests]] = Counter()
 
-    @rule(name=st.sampled_from(NAMES), amounts=asked, zone=st.sampled_from("ab"), open_=st.booleans())
+    @rule(name=st.sampled_from(NAMES), amounts=_some(RESOURCES), zone=st.sampled_from("ab"), open_=st.booleans())
     def set_node(self, name: str, amounts: Requests, zone: str, open_: bool) -> None:  # noqa: FBT001
         self.nodes[name] = Node(name, {"zone": zone}, (), dict(amounts), unschedulable=not open_)
         self.fleet.set_node(self.nodes[name])
@@ -204,13 +211,14 @@ class FleetMachine(RuleBasedStateMachine):
     @staticmethod
     def seen(one: Fleet) -> list[tuple[str, dict[str, int], bool, bool]]:
         """Return what planning reads, by node in order of name."""
+        one.meet([(port, 1) for port in PORTS])
         free, result = one.matrix(Base.FREE), []
         masks = [one.mask(ANY, constraints) for constraints in (PLAIN, PICKY)]
         for row in one.domains().order:
             if not masks[0][row]:
                 continue
             amounts = {}
-            for resource in RESOURCES:
+            for resource in (*RESOURCES, *PORTS):
                 columns = one.columns([(resource, 1)])
                 amounts[resource] = int(free[row, columns[0]].sum()) if columns else 0
             result.append((one.name(row), amounts, bool(masks[0][row]), bool(masks[1][row])))

@@ -14,7 +14,7 @@ from queuectl.core.snapshot import Elastic, Snapshot
 from queuectl.model.objects import Flavor, Gang, Level, Node, Queue, Together, Topology
 from queuectl.model.plan import Placement, Portion
 from queuectl.model.policy import Cap, Quota, StopPolicy
-from queuectl.model.resources import total
+from queuectl.model.resources import CARD, CARDS, total
 from tests.support.builders import GPU, flavor, gang, node, queue, role, snapshot
 
 NOW = 10_000.0
@@ -135,3 +135,17 @@ def test_its_slices_stay_whole() -> None:
     nodes = [node("n0", gpu=4), node("n1", gpu=3)]
     assert grow(nodes, [(elastic(pods=8, size=4), {"n0": 4})]) == {}
     assert grow([*nodes, node("n2", gpu=4)], [(elastic(pods=12, size=4), {"n0": 4})]) == {"e": {"n2": 4}}
+
+
+def test_it_grows_by_as_many_slices_as_the_quota_of_cards_holds() -> None:
+    slices: Any = {"nvidia.com/mig-1g.10gb": 1}
+    job = gang("e", replace(role(pods=12, **slices), least=1))
+    has = Placement("worker", "any", "n0", 3, job.roles[0].requests, cards=CARD // 7)
+    usage = {("any", CARDS): 3 * CARD // 7}
+    there = node("n0", gpu=0, **{"nvidia.com/mig-1g.10gb": 20})  # type: ignore[arg-type]
+    view = snapshot([], nodes=[there], queues=[queue(any={CARDS: CARD})])
+    for tree in (view.tree, view.later):
+        tree.add("q", usage)
+    more = growths(view, {}, [Elastic(job, Portion((has,), usage))], 100)["e"]
+    assert [(p.pods, p.first, p.cards) for p in more.placements] == [(4, 3, CARD // 7)]
+    assert view.tree.nodes["q"].usage == {("any", CARDS): CARD}

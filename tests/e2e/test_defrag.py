@@ -37,15 +37,11 @@ async def test_it_proposes_the_move_that_makes_a_node_whole_and_changes_nothing(
     assert moved in {first, second}
     assert (proposal["job"], proposal["queue"]) == (f"{live.namespace}/whole", live.name)
     assert (move["from"], move["to"], proposal["nodes"]) == ({homes[moved]: 1}, {homes[stays]: 1}, {homes[moved]: 1})
-    table = (await cli("defrag", *database)).rows
-    assert table[1][:5] == [
-        f"{live.namespace}/whole",
-        homes[moved],
-        f"{live.namespace}/{moved}",
-        homes[moved],
-        homes[stays],
-    ]
-    assert {homes[moved], homes[stays]} == set(nodes)
+    row = (await cli("defrag", *database)).rows[1]
+    goes = row[2].rpartition("/")[2]  # both lose about the same, so it may be the other one by now
+    stays = second if goes == first else first
+    assert row[:5] == [f"{live.namespace}/whole", homes[goes], f"{live.namespace}/{goes}", homes[goes], homes[stays]]
+    assert {homes[first], homes[second]} == set(nodes)
 
     nothing = await cli("defrag", "--within", "1s", *database)
     assert "no move would let a waiting job start" in nothing.err

@@ -63,7 +63,7 @@ async def test_a_users_next_job_starts_when_another_of_his_has_ended(live: Stage
     await live.until_phase("first", "Running")
     await live.submit("second", 1, 1)
     job = await live.until_reason("second", "MaxRunningReached")
-    assert "1 jobs of user admin" in job["status"]["message"]
+    assert "1 job of user admin" in job["status"]["message"]
     await live.end_pods("first")
     await live.until_phase("second", "Running")
 

@@ -10,7 +10,7 @@ from tests.support.stage import Stage
 CASES = {
     "quota": (3, 8, 16, "ExceedsMaxQuota", ["24 nvidia.com/gpu", "16"]),
     "cluster": (3, 8, 64, "ExceedsCluster", ["3 pods of role worker", "2 would fit"]),
-    "any-node": (1, 16, 64, "ExceedsCluster", ["1 pods of role worker", "0 would fit"]),
+    "any-node": (1, 16, 64, "ExceedsCluster", ["1 pod of role worker", "0 would fit"]),
 }
 
 

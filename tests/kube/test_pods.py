@@ -24,7 +24,7 @@ def env(pod: Manifest, container: int = 0) -> dict[str, str]:
 
 def test_pods_are_numbered_as_they_were_placed() -> None:
     """Not by the names of nodes: neighbours in index are neighbours in the topology."""
-    made = attempt(Placement("worker", "any", "z", 2, (), 0), Placement("worker", "any", "a", 1, (), 2))
+    made = attempt(Placement("worker", "any", "z", 2, (), first=0), Placement("worker", "any", "a", 1, (), first=2))
     assert [node for _, (node, _) in sorted(nodes_of(made).items())] == ["z", "z", "a"]
 
 

@@ -1,9 +1,12 @@
 """Sentences that people read in kubectl."""
 
+import ast
 import string
+from pathlib import Path
 
 import pytest
 
+import queuectl
 from queuectl.model.lifecycle import STEP_OF, AttemptState
 from queuectl.model.plan import Admission, Placement
 from queuectl.model.reasons import BY_CODE, Reason, Why, why
@@ -26,6 +29,20 @@ def test_a_sentence_tells_all_its_facts(reason: Reason) -> None:
     for name in facts:
         with pytest.raises(KeyError, match=name):
             why(reason, **{other: fact for other, fact in facts.items() if other != name})
+
+
+def test_whoever_gives_a_reason_gives_all_its_facts() -> None:
+    """A fact that is missing is an error when the reason is given, which for some is seldom."""
+    lacking = []
+    for file in Path(queuectl.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "why"):
+                continue
+            given, [reason, *_] = {word.arg for word in call.keywords}, call.args
+            if isinstance(reason, ast.Attribute) and None not in given:  # else given elsewhere, or by **
+                holes = {name for _, name, _, _ in string.Formatter().parse(Reason[reason.attr].value) if name}
+                lacking += [f"{file.name}:{call.lineno} {reason.attr}: {name}" for name in holes - given]
+    assert lacking == []
 
 
 def test_a_sentence_survives_facts_that_an_earlier_version_did_not_record() -> None:

@@ -12,7 +12,7 @@ from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, 
 from queuectl.model.plan import Admission, Placement
 from queuectl.model.policy import Quota
 from queuectl.model.reasons import Reason, why
-from queuectl.model.resources import CARD
+from queuectl.model.resources import CARD, MAX_AMOUNT
 from queuectl.store.leadership import Leadership
 from queuectl.store.ledger import CycleResult, Ledger
 
@@ -37,7 +37,10 @@ def workload(uid: str, queue: str = "q", priority: int = 0, seq: int = 1) -> Wor
 
 def admission(uid: str, *, charged: int | None = None, **gpus: int) -> tuple[Admission, int]:
     """Ask for one pod with so many GPUs on each named node; the queue is charged their sum."""
-    places = tuple(Placement("worker", "a100", node, 1, ((GPU, n), ("pods", 1)), n * CARD) for node, n in gpus.items())
+    places = tuple(
+        Placement("worker", "a100", node, 1, ((GPU, n), ("pods", 1)), min(MAX_AMOUNT, n * CARD))
+        for node, n in gpus.items()
+    )
     amount = sum(gpus.values()) if charged is None else charged
     return Admission(uid, places, {("a100", GPU): amount}), 7
 
