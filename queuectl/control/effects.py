@@ -6,7 +6,7 @@ engine writes to the ledger. What is learnt on the way (a pod refused, a place l
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
@@ -14,12 +14,13 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from queuectl.control import metrics
 from queuectl.control.report import Reporter
 from queuectl.control.world import World
-from queuectl.core.lifecycle import View, holding, refused
+from queuectl.core.lifecycle import View, can_go, coming, holding, not_grown, refused
 from queuectl.kube import pods
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.writes import DeposedError, NameTakenError, Writer
 from queuectl.model.lifecycle import STEP_OF, AttemptState, End, Move, Outcome, Step
-from queuectl.model.objects import Place, Pod
+from queuectl.model.objects import Job, Place, Pod
+from queuectl.model.plan import PodKey
 from queuectl.model.reasons import Reason, why
 
 WORKERS = 8  # gangs under way at once; a gang is finished before the next is begun
@@ -29,7 +30,7 @@ log = structlog.get_logger()
 
 # Answers that the same pod will get again however often it is sent.
 _PERMANENT = {400, 413, 422}
-_URGENCY = {Step.REMOVE: 0, Step.SHRINK: 0, Step.UNGATE: 1, Step.CREATE: 2}
+_URGENCY = {Step.REMOVE: 0, Step.SHRINK: 0, Step.UNGATE: 1, Step.CREATE: 2, Step.GROW: 3}
 
 
 class _SupersededError(Exception):
@@ -103,7 +104,8 @@ class Executor:
 
     async def _carry_out(self, uid: str, number: int, state: AttemptState) -> None:
         steps = {
-            Step.CREATE: self._create, Step.UNGATE: self._ungate, Step.SHRINK: self._shrink, Step.REMOVE: self._remove,
+            Step.CREATE: self._create, Step.UNGATE: self._ungate, Step.SHRINK: self._shrink, Step.GROW: self._grow,
+            Step.REMOVE: self._remove,
         }  # fmt: skip
         step = steps[STEP_OF[state]]
         async for attempt in AsyncRetrying(
@@ -132,38 +134,48 @@ class Executor:
             return self._end(view, End(why(Reason.SPEC_CHANGED), Outcome.REQUEUE))
         if not job.has_finalizer:
             await self._writer.set_finalizer(job, present=True)
+        try:
+            await self._create_pods(job, view, pods.nodes_of(attempt), since=attempt.admitted_at)
+        except _RefusedError as error:
+            return self._end(view, refused(view, error.pod, error.problem, permanent=error.permanent))
+        return Move(attempt.uid, attempt.number, AttemptState.CREATED)
+
+    async def _create_pods(self, job: Job, view: View, wanted: Collection[PodKey], *, since: float) -> None:
+        """Create those of the wanted pods that are not there, gated. Raises _RefusedError."""
+        attempt = view.attempt
         if pods.priority_class_name(view.workload.priority) not in self._world.priorities:
             await self._writer.ensure_priority_class(view.workload.priority)
         manifests = pods.manifests(job, attempt, view.workload.priority, self._world.flavors)
         there = self._world.pods.get((attempt.uid, attempt.number), {})  # as of now, not as of before the writes above
-        missing = [manifest for key, manifest in manifests.items() if key not in there]
+        missing = [manifests[key] for key in wanted if key not in there]
 
         async def create(manifest: pods.Manifest) -> None:
             self._current(attempt.uid, attempt.number, attempt.state)
             try:
                 self._created(await self._writer.create_pod(manifest))
             except ApiError as error:
-                if pods.lacks_priority_class(error) and self._now() < attempt.admitted_at + GIVE_UP_SECONDS:
+                if pods.lacks_priority_class(error) and self._now() < since + GIVE_UP_SECONDS:
                     raise ApiUnreachableError("the API server has yet to hear of the new PriorityClass") from error
                 permanent = error.status in _PERMANENT
                 raise _RefusedError(manifest["metadata"]["name"], error.message, permanent=permanent) from error
             except NameTakenError as error:
-                if self._now() < attempt.admitted_at + GIVE_UP_SECONDS:
+                if self._now() < since + GIVE_UP_SECONDS:
                     raise  # one of a deleted job of the same name may just be going
                 raise _RefusedError(manifest["metadata"]["name"], str(error), permanent=False) from error
 
-        try:
-            await _all(create(manifest) for manifest in missing)
-        except _RefusedError as error:
-            return self._end(view, refused(view, error.pod, error.problem, permanent=error.permanent))
-        return Move(attempt.uid, attempt.number, AttemptState.CREATED)
+        await _all(create(manifest) for manifest in missing)
 
     async def _ungate(self, view: View) -> Move | None:
         """Take all gates away, if every pod is there and every place still good."""
         attempt, job = view.attempt, view.job
-        nodes = pods.nodes_of(attempt)
-        if job is None or set(nodes) - set(view.pods) or any(p is not Place.GOOD for p in view.places.values()):
+        nodes = {key: node for key, (node, _) in pods.nodes_of(attempt).items()}
+        if job is None or not can_go(view, nodes):
             return None  # the engine sees the same and ends the attempt
+        await self._ungate_pods(job, view, nodes)
+        return Move(attempt.uid, attempt.number, AttemptState.UNGATED)
+
+    async def _ungate_pods(self, job: Job, view: View, nodes: Mapping[PodKey, str]) -> None:
+        attempt = view.attempt
 
         async def ungate(pod: Pod, node: str) -> None:
             self._current(attempt.uid, attempt.number, attempt.state)
@@ -171,8 +183,21 @@ class Executor:
             if now is None:
                 raise _SupersededError  # the watch will tell that the pod is gone
 
-        await _all(ungate(pod, nodes[key][0]) for key, pod in view.pods.items() if pod.gated)
-        return Move(attempt.uid, attempt.number, AttemptState.UNGATED)
+        await _all(ungate(view.pods[key], node) for key, node in nodes.items() if view.pods[key].gated)
+
+    async def _grow(self, view: View) -> Move | None:
+        """Create the pods by which the gang grows and let them go; that they are ready shows in the watch."""
+        attempt, job, nodes = view.attempt, view.job, coming(view.attempt)
+        if job is None or job.generation != attempt.generation:
+            return None  # the engine sees the same
+        try:
+            await self._create_pods(job, view, nodes, since=attempt.growing_at or 0.0)
+        except _RefusedError as error:
+            return not_grown(view, f"the API server refused pod {error.pod}: {error.problem}")
+        view = self._current(attempt.uid, attempt.number, attempt.state)
+        if can_go(view, nodes):
+            await self._ungate_pods(job, view, nodes)
+        return None
 
     async def _shrink(self, view: View) -> None:
         """Delete the pods that the gang gives up; that they are gone shows in the watch."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from queuectl.control import metrics, turn
+from queuectl.control import metrics, status, turn
 from queuectl.control.effects import Executor
 from queuectl.control.report import Reporter
 from queuectl.control.world import World
@@ -168,6 +168,7 @@ class Engine:
                 ancestors=decided.ancestors,
                 admissions=decided.admissions,
                 preemptions=decided.preemptions,
+                growths=decided.growths,
             )
         for attempt in result.admitted:
             workload = world.workloads[attempt.uid]
@@ -178,6 +179,10 @@ class Engine:
             metrics.ADMISSION_WAIT.labels(workload.queue).observe(max(0.0, now - workload.submitted_at))
         for attempt, preempt, leaves in turn.claims(decided, result.claimed):
             self._take_claim(attempt, preempt, leaves)
+        for uid in result.grown:
+            world.grows(uid, decided.plan.growths[uid], now)
+            self._reporter.event(uid, status.reason(world.workloads[uid], world.attempts[uid], None, ()))
+            self.executor.offer(uid)
         metrics.REFUSED.inc(len(result.refused))
         if turn.plan_again(world, decided.plan, result.refused):
             self._plan_again = True

@@ -63,7 +63,7 @@ class Holdings:
         """Count an attempt as it is now.
 
         A claim has become a reservation or waits for fewer; somebody has claimed its room or a part, or that is gone;
-        some of its pods are done.
+        some of its pods are done; it grows.
         """
         queue, before = self._held[attempt.uid]
         self._held[attempt.uid] = (queue, attempt)
@@ -83,6 +83,9 @@ class Holdings:
             self._sizes[attempt.uid] = _size(attempt)
         if before.leaving and not attempt.leaving:
             self._change(queue, before.leaving, -1, now=True, later=False)
+        if attempt.coming and not before.coming:
+            self._change(queue, attempt.whole.without(before.whole), +1, now=True, later=True)
+            self._sizes[attempt.uid] = _size(attempt)
         if attempt.done != before.done:
             self._change(queue, before.whole.without(attempt.whole), -1, now=True, later=True)
             self._sizes[attempt.uid] = _size(attempt)
@@ -116,12 +119,14 @@ class Holdings:
     ) -> dict[str, list[Running]]:
         """Return who may be taken, by queue: whoever holds room that nobody has claimed yet, and claims themselves.
 
+        Who gives up a part, or grows, is left out until that is over.
+
         ``covered``: disruption budgets, and how many of these pods of the attempt each covers. ``elastic``: the pods
         that it can give up and run on.
         """
         result: dict[str, list[Running]] = {}
         for uid, (queue, attempt) in self._held.items():
-            if attempt.claimed or attempt.leaving:
+            if attempt.claimed or attempt.leaving or attempt.coming:
                 continue
             candidate = self._candidates.get(uid)
             if candidate is None:

@@ -12,7 +12,7 @@ from queuectl.core.lifecycle import next_move
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Shrink, Workload
-from queuectl.model.plan import Admission, Eviction, Placement, Plan, Preempt, TakeBack
+from queuectl.model.plan import Admission, Eviction, Placement, Plan, Portion, Preempt, TakeBack
 from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.reasons import CAUSES, Reason, Why, why
 from queuectl.model.resources import is_alone
@@ -45,6 +45,7 @@ class Decided:
     admissions: Sequence[tuple[Admission, int]]
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]]
     ancestors: Mapping[str, Sequence[str]]  # of the queues in which something starts
+    growths: Mapping[tuple[str, int], Portion]  # by uid and number of the attempt
     nodes: Mapping[str, Mapping[str, int]]  # as in the cycle, and where a host port or the like is taken
 
 
@@ -96,6 +97,8 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
     """Plan the cycle."""
     decided = plan(cycle.snapshot, now)
     starting = [*decided.admissions, *(preempt.admission for preempt in decided.preemptions)]
+    placed = [p for admission in starting for p in admission.placements]
+    placed += [p for part in decided.growths.values() for p in part.placements]
     return Decided(
         plan=decided,
         evictions=[_taken_back(uid, world.attempts[uid].number, back) for uid, back in decided.evictions],
@@ -105,7 +108,8 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
             for preempt in decided.preemptions
         ],
         ancestors=world.holdings.ancestors({world.workloads[admission.uid].queue for admission in starting}),
-        nodes={**cycle.nodes, **_taken_alone(cycle, [p for admission in starting for p in admission.placements])},
+        growths={(uid, world.attempts[uid].number): part for uid, part in decided.growths.items()},
+        nodes={**cycle.nodes, **_taken_alone(cycle, placed)},
     )
 
 
@@ -136,10 +140,11 @@ def plan_again(world: World, decided: Plan, refused: Collection[str]) -> bool:
     whom and what is lacking.
     """
     admissions = (*decided.admissions, *(preempt.admission for preempt in decided.preemptions))
-    for admission in admissions:
-        if admission.uid in refused:
-            world.changes.nodes |= {placement.node for placement in admission.placements}
-            world.changes.queues.add(world.workloads[admission.uid].queue)
+    wanted = {admission.uid: admission.placements for admission in admissions}
+    wanted |= {uid: part.placements for uid, part in decided.growths.items()}
+    for uid in wanted.keys() & set(refused):
+        world.changes.nodes |= {placement.node for placement in wanted[uid]}
+        world.changes.queues.add(world.workloads[uid].queue)
     return bool(refused) or bool(admissions and decided.waits)
 
 

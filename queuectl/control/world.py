@@ -16,7 +16,7 @@ from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
 from queuectl.core.lifecycle import BackOff, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
-from queuectl.core.snapshot import Policy, Snapshot
+from queuectl.core.snapshot import Elastic, Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
 from queuectl.model.lifecycle import Attempt, AttemptState, Done, End, Move, Outcome, Shrink, Workload, WorkloadState
@@ -97,6 +97,7 @@ class World:
         self._version = 0  # of what queues, flavors and nodes are
         self._stirs: dict[str, int] = {}  # jobs that came, went or changed, by the root of their queue's tree
         self._winners: dict[str, tuple[int, int]] = {}  # who has preempted, and in which state of things
+        self._small: set[str] = set()  # workloads of attempts with fewer pods than they ask for
         self._stale: set[str] = set()  # workloads that wait, or that wait no more, unlike what the backlog says
 
     # What informers tell
@@ -240,6 +241,7 @@ class World:
             self._placed[attempt.uid] = self.jobs[attempt.uid].gang
             self.mix.add(self._placed[attempt.uid])
         self._recount(attempt)
+        self._ready_or_not(attempt.uid)
         self._stale.add(attempt.uid)
         self.touched.add(attempt.uid)
         self.restated.add(attempt.uid)
@@ -263,6 +265,7 @@ class World:
             admitted_at=now if move.to is AttemptState.RESERVED else attempt.admitted_at,
             holds=attempt.holds or move.to is AttemptState.RESERVED,
             leaving=None if move.to is AttemptState.RUNNING else attempt.leaving,
+            coming={} if move.to is not AttemptState.GROWING else attempt.coming,
         )
         before, self.attempts[move.uid] = self.attempts[move.uid], attempt
         self.holdings.update(attempt)
@@ -272,7 +275,7 @@ class World:
             self.touched |= self.holdings.claims
         if move.to is AttemptState.RUNNING:
             self._keep(replace(workload, late_starts=0))
-            self.changes.candidates = self.changes.candidates or before.leaving is not None
+            self.changes.candidates = self.changes.candidates or bool(before.leaving or before.coming)
             self._ready_or_not(move.uid)
         if move.to is AttemptState.RESERVED:
             self.changes.candidates = True  # nobody takes a claim, but a higher priority may take what has its room
@@ -296,6 +299,17 @@ class World:
         """Take in that a workload gives up a part of its room; the rest runs on."""
         self.attempts[uid] = self.attempts[uid].shrinking(shrink)
         self.holdings.update(self.attempts[uid])
+        self.touched.add(uid)
+        self.restated.add(uid)
+
+    def grows(self, uid: str, part: Portion, now: float) -> None:
+        """Take in that a workload has room for further pods; those that it has run on."""
+        self.attempts[uid] = self.attempts[uid].growing(part, now)
+        self.holdings.update(self.attempts[uid])
+        self.history.begin(self.workloads[uid].queue, part.quota, now)
+        for placement in part.placements:
+            self._on_node.setdefault(placement.node, set()).add(uid)
+        self._count_held(uid)
         self.touched.add(uid)
         self.restated.add(uid)
 
@@ -373,6 +387,7 @@ class World:
             policy=self.policy,
             namespaces=self.namespaces,
             held=self._held,
+            elastic=self._lacking(),
             mix=self.mix,
         )
 
@@ -515,6 +530,7 @@ class World:
             )
         )
         del self.attempts[workload.uid]
+        self._small.discard(workload.uid)
         self._count_held(workload.uid)
         self._cleared.pop((workload.uid, attempt.number), None)
         if workload.uid in self._placed:
@@ -624,15 +640,37 @@ class World:
         if attempt is None or job is None or all(role.least is None for role in job.gang.roles):
             return
         self.holdings.look_again((uid,))
-        if self._elastic(attempt):
+        small = attempt.whole.pods < sum(role.pods for role in job.gang.roles)
+        (self._small.add if small else self._small.discard)(uid)
+        if self._whole(attempt):
             self.changes.candidates = True
 
-    def _elastic(self, attempt: Attempt) -> Portion | None:
-        """Return the pods of an attempt that it can give up and run on; only when all of its pods are ready."""
+    def _whole(self, attempt: Attempt) -> Job | None:
+        """Return the job of an attempt if it is an elastic one that runs, and all of its pods are ready."""
         job = self.jobs.get(attempt.uid) if attempt.state is AttemptState.RUNNING else None
         if job is None or all(role.least is None for role in job.gang.roles):
             return None
-        if not all_ready(attempt, self._pods_of(attempt)):
+        return job if all_ready(attempt, self._pods_of(attempt)) else None
+
+    def _lacking(self) -> list[Elastic]:
+        """Return who could grow: who lacks pods of those that it asks for, and has not tried in vain.
+
+        Not where some are done already, or others would do instead: then nobody can say how many it should have.
+        """
+        found = []
+        for uid in self._small:
+            attempt, job = self.attempts[uid], self._whole(self.attempts[uid])
+            if job is None or job.deleting or job.generation != attempt.generation or attempt.done or attempt.claimed:
+                continue
+            failed = attempt.shrunk is not None and attempt.shrunk.reason is Reason.GROWTH_FAILED
+            if not failed and not job.gang.alternatives:
+                found.append(Elastic(self._gang(job, self.workloads[uid]), attempt.whole))
+        return found
+
+    def _elastic(self, attempt: Attempt) -> Portion | None:
+        """Return the pods of an attempt that it can give up and run on; only when all of its pods are ready."""
+        job = self._whole(attempt)
+        if job is None:
             return None
         part = last(attempt.whole, spare(job.gang.roles, attempt))
         return part if part.placements else None

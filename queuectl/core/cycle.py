@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
 from queuectl.core.flavors import Mode
+from queuectl.core.growth import growths
 from queuectl.core.limits import OVER_A_LIMIT, not_for, particular, stopped
 from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
 from queuectl.core.preemption import Field, Running, Victim, there
@@ -37,14 +38,18 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     1. Gangs that a lowered quota no longer covers, or whose queue is drained, go back to their queues, or give up a
     part. Their room is free once they are gone, for whoever comes first. 2. Each queue's gangs stand in line. 3. The first of each line is nominated: flavors, nodes and, if it needs
     any, victims. 4. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
-    why it waits. 5. The next in its line becomes a head, until all lines are through.
+    why it waits. 5. The next in its line becomes a head, until all lines are through. 6. Elastic gangs that run
+    get pods that they lack, of what is left and nobody waits for.
 
     Pure: the same snapshot gives the same plan. ``now`` is in Unix seconds.
     """
     blocked: dict[str, Why] = {}
     leaving = evictions(snapshot, now, blocked)
-    decided = _Cycle(snapshot.leaving(leaving), now).run()
-    return replace(decided, evictions=tuple(leaving.items()), blocked=blocked)
+    cycle = _Cycle(snapshot.leaving(leaving), now)
+    decided = cycle.run()
+    stay = [one for one in snapshot.elastic if one.gang.uid not in cycle.taken | leaving.keys()]
+    grown = growths(cycle.snapshot, decided.waits, stay, cycle.room)
+    return replace(decided, evictions=tuple(leaving.items()), blocked=blocked, growths=grown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,16 @@ at all where a job waits that could use the flavor. So it costs nobody a start, 
 """
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from queuectl.core.backlog import pending_key
-from queuectl.core.elastic import alike, last, pods_of
+from queuectl.core.elastic import alike, last, numbered, pods_of
 from queuectl.core.limits import stopped
 from queuectl.core.repair import places_for_missing
-from queuectl.core.snapshot import Snapshot
+from queuectl.core.snapshot import Elastic, Snapshot
 from queuectl.model.objects import Gang, Role
 from queuectl.model.plan import Placement, PodKey, Portion, held
-from queuectl.model.policy import Cell
 from queuectl.model.reasons import Reason, Why
 from queuectl.model.resources import CARDS
 
@@ -28,30 +26,22 @@ _WANTS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Elastic:
-    """A gang that runs with fewer pods than it asks for, all of them ready: what it has, and where each pod is."""
-
-    gang: Gang
-    has: Portion
-    pods: Mapping[PodKey, str]  # role and index → node
-
-
-def growths(
-    snapshot: Snapshot, waits: Mapping[str, Why], elastic: Iterable[Elastic]
-) -> dict[str, dict[PodKey, Placement]]:
-    """Return by workload the pods that gangs get in addition, with their roles and indexes, and the place of each.
+def growths(snapshot: Snapshot, waits: Mapping[str, Why], elastic: Iterable[Elastic], most: int) -> dict[str, Portion]:
+    """Return by workload what gangs get in addition: their next pods, and what these are charged.
 
     ``snapshot``: as a cycle has left it, all that it decided assumed; it is used up. ``waits``: why others wait then,
-    by uid. Of several gangs those come first that would in a queue's line; each gets as many as can be had.
+    by uid. ``most``: placements at most. Of several gangs those come first that would in a queue's line; each gets as
+    many pods as can be had.
     """
-    found = {}
-    wanted = _wanted(snapshot, waits)
-    for one in sorted(elastic, key=lambda one: pending_key(one.gang)):
-        if wanted.isdisjoint(p.flavor for p in one.has.placements) and _is_open(snapshot, one.gang.queue):
-            grown = _growth(snapshot, one)
-            if grown:
-                found[one.gang.uid] = grown
+    found: dict[str, Portion] = {}
+    those = sorted(elastic, key=lambda one: pending_key(one.gang))
+    wanted = _wanted(snapshot, waits) if those else set()
+    for one in those:
+        if most > 0 and wanted.isdisjoint(p.flavor for p in one.has.placements) and _is_open(snapshot, one.gang.queue):
+            part = _growth(snapshot, one)
+            if part.placements:
+                found[one.gang.uid] = part
+                most -= len(part.placements)
     return found
 
 
@@ -71,23 +61,22 @@ def _is_open(snapshot: Snapshot, queue: str) -> bool:
     return known and stopped(snapshot.queues, queue) is None
 
 
-def _growth(snapshot: Snapshot, one: Elastic) -> dict[PodKey, Placement]:
+def _growth(snapshot: Snapshot, one: Elastic) -> Portion:
     """Return the most that one gang can have, all its roles growing alike, and count it in the snapshot."""
-    flavors = {p.role: p.flavor for p in one.has.placements}
-    there = Counter(role for role, _ in one.pods)
-    missing = {r.name: max(0, r.pods - there[r.name]) for r in one.gang.roles if r.name in flavors}
+    like = {p.role: p for p in one.has.placements}
+    there = pods_of(one.has.placements)
+    missing = {r.name: max(0, r.pods - there[r.name]) for r in one.gang.roles if r.name in like}
 
-    def grown(number: int) -> dict[PodKey, Placement] | None:
+    def grown(number: int) -> Portion | None:
         more = alike(missing, number)
-        roles = tuple(_whole_slices(role, there[role.name], more.get(role.name, 0)) for role in one.gang.roles)
-        return _places(snapshot, one, replace(one.gang, roles=roles), flavors)
+        roles = tuple(_whole_slices(role, there.get(role.name, 0), more.get(role.name, 0)) for role in one.gang.roles)
+        return _places(snapshot, one, replace(one.gang, roles=roles), like)
 
     most = sum(missing.values())
     number = bisect_left(range(1, most + 1), True, key=lambda number: grown(number) is None)  # noqa: FBT003
-    found = grown(number) if number else None
-    if found:
-        _count(snapshot, one, tuple(found.values()))
-    return found or {}
+    found = (grown(number) if number else None) or Portion(())
+    _count(snapshot, one.gang, found)
+    return found
 
 
 def _whole_slices(role: Role, there: int, more: int) -> Role:
@@ -96,44 +85,47 @@ def _whole_slices(role: Role, there: int, more: int) -> Role:
     return replace(role, pods=pods if pods == role.pods else max(there, pods - pods % size))
 
 
-def _places(
-    snapshot: Snapshot, one: Elastic, grown: Gang, flavors: Mapping[str, str]
-) -> dict[PodKey, Placement] | None:
-    """Return a place for each pod that a gang has more than before, or None if quotas, limits or nodes hold less."""
+def _places(snapshot: Snapshot, one: Elastic, grown: Gang, like: Mapping[str, Placement]) -> Portion | None:
+    """Return what a gang gets in addition, or None if quotas, limits or nodes hold less. ``like``: a role's pods."""
     fleet = snapshot.fleet
-    if fleet is None or not all(name in snapshot.flavors for name in flavors.values()):
+    if fleet is None or not all(p.flavor in snapshot.flavors for p in like.values()):
         return None
-    there = Counter(role for role, _ in one.pods)
-    more = [replace(role, pods=role.pods - there[role.name]) for role in grown.roles]
-    queue, usage = snapshot.queues[grown.queue], _charge(_unplaced(more, one), one.has.quota)
-    if snapshot.held.over(queue, grown, more, held(_unplaced(more, one)).get(CARDS, 0), starts=False) is not None:
+    there = pods_of(one.has.placements)
+    more = [replace(role, pods=role.pods - there.get(role.name, 0)) for role in grown.roles]
+    queue = snapshot.queues[grown.queue]
+    asked = [replace(like[role.name], pods=role.pods) for role in more if role.pods]
+    usage = _charged(one, asked).quota
+    if snapshot.held.over(queue, grown, more, held(asked).get(CARDS, 0), starts=False) is not None:
         return None
     if not snapshot.tree.fits(queue.name, usage) or not snapshot.fits_later(grown, usage):
         return None
-    found = places_for_missing(fleet, grown, {role: snapshot.flavors[name] for role, name in flavors.items()}, one.pods)
-    if found is None:
-        return None
-    alike_ones = {p.role: p for p in one.has.placements}
-    return {key: replace(alike_ones[key[0]], node=node, pods=1, first=0) for key, node in found.items()}
+    stay = {key: p.node for key, p in numbered(one.has.placements).items()}
+    found = places_for_missing(fleet, grown, {role: snapshot.flavors[p.flavor] for role, p in like.items()}, stay)
+    return None if found is None else _charged(one, _placements(found, like))
 
 
-def _unplaced(roles: Iterable[Role], one: Elastic) -> tuple[Placement, ...]:
-    """Return pods like those that it has, without a node."""
-    alike_ones = {p.role: p for p in one.has.placements}
-    return tuple(replace(alike_ones[r.name], node="", pods=r.pods, first=0) for r in roles if r.pods)
+def _placements(found: Mapping[PodKey, str], like: Mapping[str, Placement]) -> list[Placement]:
+    """Return pods by role and index as placements, neighbours on one node as one."""
+    result: list[Placement] = []
+    for (role, index), node in sorted(found.items()):
+        if result and (result[-1].role, result[-1].node) == (role, node):
+            result[-1] = replace(result[-1], pods=result[-1].pods + 1)
+        else:
+            result.append(replace(like[role], node=node, pods=1, first=index))
+    return result
 
 
-def _charge(placements: tuple[Placement, ...], has: Mapping[Cell, int]) -> Mapping[Cell, int]:
-    """Return what pods are charged in the cells in which the gang is charged already."""
-    return last(Portion(placements, has), pods_of(placements)).quota
+def _charged(one: Elastic, placements: Iterable[Placement]) -> Portion:
+    """Return placements with what they are charged, in the cells in which the gang is charged already."""
+    part = Portion(tuple(placements), one.has.quota)
+    return last(part, pods_of(part.placements))
 
 
-def _count(snapshot: Snapshot, one: Elastic, found: tuple[Placement, ...]) -> None:
-    gang, usage = one.gang, _charge(found, one.has.quota)
-    snapshot.tree.add(gang.queue, usage)
-    snapshot.later.add(gang.queue, usage)
-    # Of which only amounts count now.
-    snapshot.held.add(snapshot.queues[gang.queue], gang.namespace, gang.user, held(found))
+def _count(snapshot: Snapshot, gang: Gang, found: Portion) -> None:
+    snapshot.tree.add(gang.queue, found.quota)
+    snapshot.later.add(gang.queue, found.quota)
+    # Of which only the amounts count from now on.
+    snapshot.held.add(snapshot.queues[gang.queue], gang.namespace, gang.user, held(found.placements))
     if snapshot.fleet is not None:
-        for p in found:
+        for p in found.placements:
             snapshot.fleet.reserve(p.node, p.requests, p.pods)

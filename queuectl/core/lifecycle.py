@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from queuectl.core.elastic import finished, keys
-from queuectl.model.lifecycle import UNDER_WAY, UP, Attempt, AttemptState, End, Move, Outcome, Workload
+from queuectl.core.elastic import finished, keys, last, numbered
+from queuectl.model.lifecycle import UNDER_WAY, UP, Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import PodKey
 from queuectl.model.reasons import Reason, Why, why
@@ -53,6 +53,9 @@ def next_move(view: View) -> Move | None:
     """
     attempt, job = view.attempt, view.job
     end = None if attempt.state in {AttemptState.ENDING, AttemptState.ENDED} else _end(view, job)
+    problem = _growth_problem(view, job) if end is None else None
+    if problem:
+        return not_grown(view, problem)
     to = _onwards(view) if end is None else AttemptState.ENDING
     return _done(view) if to is None else Move(attempt.uid, attempt.number, to, end)
 
@@ -61,9 +64,12 @@ def deadline(attempt: Attempt, job: Job) -> float | None:
     """Return the Unix seconds at which a move falls due by time alone; None for never."""
     if attempt.state in _STARTING:
         return attempt.admitted_at + job.start_deadline_seconds
+    times = []
     if attempt.state in UP and job.max_run_seconds and attempt.running_at is not None:
-        return attempt.running_at + job.max_run_seconds
-    return None
+        times.append(attempt.running_at + job.max_run_seconds)
+    if attempt.state is AttemptState.GROWING and attempt.growing_at is not None:
+        times.append(attempt.growing_at + job.start_deadline_seconds)
+    return min(times, default=None)
 
 
 def ready(pods: Iterable[Pod]) -> int:
@@ -80,8 +86,9 @@ def members(attempt: Attempt, pods: Mapping[PodKey, Pod]) -> list[Pod]:
 
 
 def all_ready(attempt: Attempt, pods: Mapping[PodKey, Pod]) -> bool:
-    """Tell whether all pods that the gang must have are ready, or have already succeeded."""
-    return ready(members(attempt, pods)) == attempt.whole.pods
+    """Tell whether all pods that the gang has or is to have are ready, or have already succeeded."""
+    there = keys(attempt.placements, attempt.done)
+    return ready(pods[key] for key in there if key in pods) == len(there)
 
 
 def holding(view: View) -> list[Pod]:
@@ -127,7 +134,7 @@ def _onwards(view: View) -> AttemptState | None:
     match attempt.state:
         case AttemptState.CLAIMED if not view.victims:
             return AttemptState.RESERVED
-        case AttemptState.UNGATED if all_ready(attempt, view.pods):
+        case AttemptState.UNGATED | AttemptState.GROWING if all_ready(attempt, view.pods):
             return AttemptState.RUNNING
         case AttemptState.SHRINKING if not holding(view):
             return AttemptState.RUNNING
@@ -208,6 +215,44 @@ def _place_lost(view: View) -> End | None:
     return None
 
 
+def not_grown(view: View, problem: str) -> Move:
+    """Return the move by which a gang gives back what it was to grow by, for a reason that follows a colon."""
+    attempt = view.attempt
+    part = last(attempt.whole, attempt.coming)
+    facts = {"gone": part.pods, "after": attempt.whole.pods - part.pods, "problem": problem}
+    shrink = Shrink(why(Reason.GROWTH_FAILED, **facts), part)
+    return Move(attempt.uid, attempt.number, AttemptState.SHRINKING, shrink=shrink)
+
+
+def can_go(view: View, nodes: Mapping[PodKey, str]) -> bool:
+    """Tell whether all of these pods are there, and their places as good as when they were reserved."""
+    return all(key in view.pods and view.places.get(node) is Place.GOOD for key, node in nodes.items())
+
+
+def coming(attempt: Attempt) -> dict[PodKey, str]:
+    """Return the pods by which a gang grows, by role and index, and their nodes."""
+    there = set(_keys(attempt))
+    return {key: p.node for key, p in numbered(attempt.placements, attempt.done).items() if key not in there}
+
+
+def _growth_problem(view: View, job: Job | None) -> str | None:
+    """Say why a gang does not grow after all: a pod fails, a place is lost, the spec is another, or it takes too long."""
+    attempt = view.attempt
+    if attempt.state is not AttemptState.GROWING or job is None:
+        return None
+    if job.generation != attempt.generation:
+        return "the spec was changed"
+    for key, node in coming(attempt).items():
+        pod, place = view.pods.get(key), view.places.get(node, Place.GOOD)
+        if pod is not None and (pod.phase == "Failed" or pod.disrupted):
+            return f"pod {pod.name} {'was disrupted' if pod.disrupted else 'failed'}"
+        if place is Place.GONE or (place is not Place.GOOD and (pod is None or not pod.node)):
+            return f"node {node} was lost, {_LOST[place]}"
+    if attempt.growing_at is not None and view.now >= attempt.growing_at + job.start_deadline_seconds:
+        return f"they were not ready within {job.start_deadline_seconds} s"
+    return None
+
+
 def _promise_lost(view: View) -> End | None:
     if view.attempt.state is AttemptState.CLAIMED and not view.kept:
         return End(why(Reason.PROMISE_LOST), Outcome.REQUEUE)
@@ -244,4 +289,5 @@ def _again_later(view: View, cause: Why) -> End:
 
 def _keys(attempt: Attempt) -> list[PodKey]:
     """Return the keys of the pods that the gang must have, in order."""
-    return keys(attempt.placements, attempt.done)
+    there = attempt.whole.without(last(attempt.whole, attempt.coming)) if attempt.coming else attempt.whole
+    return keys(there.placements, attempt.done)

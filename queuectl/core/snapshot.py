@@ -29,6 +29,14 @@ class Policy:
     resource_groups: bool = False  # let resources of one role take different flavors, as Kueue's groups do
 
 
+@dataclass(frozen=True, slots=True)
+class Elastic:
+    """A gang that runs with fewer pods than it asks for, all of them ready and none done."""
+
+    gang: Gang
+    has: Portion
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What ``plan`` decides upon. A cycle works on a copy, in which it assumes gangs.
@@ -51,6 +59,7 @@ class Snapshot:
     policy: Policy = Policy()
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # their labels
     held: Held = field(default_factory=Held)
+    elastic: Sequence[Elastic] = ()  # who could grow
     mix: Mix = field(default_factory=Mix)  # of what waits and runs; without it the tightest node is taken
     # Counts changes of what queues, flavors and nodes are, and by the root of its tree, of what queues hold. With
     # these, what is known of waiting gangs from the cycle before is used again where nothing has changed.

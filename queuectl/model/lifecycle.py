@@ -4,11 +4,13 @@
     attempt    Claimed ─▶ Reserved ─▶ Created ─▶ Ungated ─▶ Running ─▶ Ending ─▶ Ended
                   │          │          │          │          ▲ ▼         ▲
                   │          │          │          │        Shrinking     │
+                  │          │          │          │        Growing       │
                   └──────────┴──────────┴──────────┴────────────┴─────────┘
 
 An attempt that preempts others begins Claimed and becomes Reserved when all of them are gone from its room; any other
-begins Reserved. A Running one is Shrinking while it gives up its elastic part. Each arrow is one Move, written
-by the ledger in one transaction together with the step that carries it out. A Move to where an attempt is already says
+begins Reserved. A Running one is Shrinking while it gives up its elastic part, and Growing while it gets pods back that
+it lacks; those that do not start in time make it Shrinking. Each arrow is one Move, written by the ledger in one
+transaction together with the step that carries it out; only the arrow to Growing is a plan's, as the first one is. A Move to where an attempt is already says
 that some of its pods are done while the others run on.
 """
 
@@ -18,6 +20,7 @@ from enum import StrEnum
 
 from queuectl.model.plan import Placement, PodKey, Portion
 from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.resources import total
 
 
 class WorkloadState(StrEnum):
@@ -37,6 +40,7 @@ class AttemptState(StrEnum):
     UNGATED = "Ungated"  # every gate is gone
     RUNNING = "Running"  # every pod is ready
     SHRINKING = "Shrinking"  # the pods that it gives up are being removed, the others run on
+    GROWING = "Growing"  # room is reserved for further pods, they are being created and started, the others run on
     ENDING = "Ending"  # pods are being removed; the room is still held
     ENDED = "Ended"  # the room is given back
 
@@ -47,6 +51,7 @@ class Step(StrEnum):
     CREATE = "Create"
     UNGATE = "Ungate"
     SHRINK = "Shrink"
+    GROW = "Grow"
     REMOVE = "Remove"
 
 
@@ -54,10 +59,11 @@ STEP_OF = {
     AttemptState.RESERVED: Step.CREATE,
     AttemptState.CREATED: Step.UNGATE,
     AttemptState.SHRINKING: Step.SHRINK,
+    AttemptState.GROWING: Step.GROW,
     AttemptState.ENDING: Step.REMOVE,
 }
-# All pods that the gang has now have been ready.
-UP = frozenset({AttemptState.RUNNING, AttemptState.SHRINKING})
+# All pods have been ready, but those by which it grows.
+UP = frozenset({AttemptState.RUNNING, AttemptState.SHRINKING, AttemptState.GROWING})
 # Some of its pods may have succeeded, and no other pod stands in for them.
 UNDER_WAY = UP | {AttemptState.UNGATED}
 
@@ -136,7 +142,9 @@ class Attempt:
     victims: tuple[tuple[str, int], ...] = ()  # uid, attempt of those it still waits for
     claimed: bool = False  # its own room was promised to another
     leaving: Portion | None = None  # held beside what it has, until these pods are gone: promised to another
-    shrunk: Why | None = None  # why it has fewer pods than it started with
+    shrunk: Why | None = None  # why it has fewer pods than it had
+    coming: Mapping[str, int] = field(default_factory=dict)  # role → its last pods, which the gang runs without yet
+    growing_at: float | None = None  # Unix seconds: since when it grows, or last did
     done: frozenset[PodKey] = frozenset()  # pods that have succeeded, and hold nothing any more
 
     @property
@@ -163,8 +171,10 @@ class Attempt:
 
     @property
     def progress(self) -> Why:
-        """How many of its pods run, and how many are done."""
+        """How many of its pods run, and how many are done or have yet to start."""
         left, done = self.whole.pods, len(self.done)
+        if self.coming:
+            return why(Reason.GROWING, there=left + done - sum(self.coming.values()), pods=left + done)
         if not done:
             return why(Reason.RUNNING, pods=left)
         return why(Reason.PARTLY_DONE, done=done, pods=left + done, left=left)
@@ -184,6 +194,20 @@ class Attempt:
             quota=rest.quota,
             leaving=shrink.part,
             shrunk=shrink.why,
+            coming={},
+        )
+
+    def growing(self, part: Portion, now: float) -> "Attempt":
+        """Return the attempt while it gets a part in addition, from ``now`` (Unix seconds) on."""
+        grown = self.whole.plus(part)
+        return replace(
+            self,
+            state=AttemptState.GROWING,
+            placements=grown.placements,
+            quota=grown.quota,
+            shrunk=None,
+            coming=total({p.role: p.pods} for p in part.placements),
+            growing_at=now,
         )
 
 

@@ -37,6 +37,10 @@ class Portion:
         """How many pods these are."""
         return sum(placement.pods for placement in self.placements)
 
+    def plus(self, other: "Portion") -> "Portion":
+        """Return both parts as one; they have no place in common."""
+        return Portion(self.placements + other.placements, total((self.quota, other.quota)))
+
     def has(self, other: "Portion") -> bool:
         """Tell whether all of another part is in this one."""
         here = {place(p): p.pods for p in self.placements}
@@ -57,9 +61,9 @@ def held(placements: Iterable[Placement]) -> dict[str, int]:
     return total(times({**dict(p.requests), CARDS: p.cards}, p.pods) for p in placements)
 
 
-def place(placement: Placement) -> tuple[str, str, str]:
-    """Return what a placement is known by: role, node, flavor."""
-    return (placement.role, placement.node, placement.flavor)
+def place(placement: Placement) -> tuple[str, str, str, int]:
+    """Return what a placement is known by among those of an attempt: role, node, flavor, index of its first pod."""
+    return (placement.role, placement.node, placement.flavor, placement.first)
 
 
 def by_index(placements: Iterable[Placement]) -> list[Placement]:
@@ -143,3 +147,4 @@ class Plan:
     wake_at: float | None = None  # Unix seconds at which planning is due again, for a time limit ends
     evictions: tuple[tuple[str, TakeBack], ...] = ()  # uid → what it gives back, for nobody's sake
     blocked: Mapping[str, Why] = field(default_factory=dict)  # queue → why not all of it goes back that should
+    growths: Mapping[str, Portion] = field(default_factory=dict)  # uid → what a running gang gets beside what it has

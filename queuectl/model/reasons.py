@@ -85,6 +85,8 @@ class Reason(Enum):
         "Gave up {gone} of {before} pods, which the quota no longer covers: in queue {queue}, {used} {resource} in flavor"
         " {flavor} were in use, and {allowed} may be. The other {after} run on."
     )
+    GROWING = "The gang runs with {there} of {pods:pod}; the others are being started."
+    GROWTH_FAILED = "Gave {gone:pod} back by which it was to grow: {problem}. The other {after} run on."
     # given back
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
     QUOTA_TAKEN_BACK = (

@@ -59,10 +59,18 @@ class Accounts:
             elif (victim.uid, victim.number) not in inherited:
                 raise OverbookedError(f"{attempt.uid} is promised room of {victim.uid}, which is not to be had")
         self._promised.update(parts)
-        self._check(attempt.uid, self._promised, "promised")
+        self._check(attempt.uid, self._promised, "promised", parts)
         if attempt.holds:
             self._reserved.update(parts)
-            self._check(attempt.uid, self._reserved, "reserved")
+            self._check(attempt.uid, self._reserved, "reserved", parts)
+
+    def grow(self, uid: str, part: Portion) -> None:
+        """Give an attempt a part in addition. Raises OverbookedError."""
+        more = self._sums(uid, part)
+        for sums, word in ((self._reserved, "reserved"), (self._promised, "promised")):
+            sums.update(more)
+            self._check(uid, sums, word, more)
+        self._parts[uid].update(more)
 
     def arrive(self, attempt: Attempt) -> bool:
         """Turn a promise into a reservation; False when room has shrunk meanwhile, and nothing has happened."""
@@ -107,7 +115,7 @@ class Accounts:
             sums.update({("queue", name, *cell): amount for cell, amount in part.quota.items()})
         return sums
 
-    def _check(self, uid: str, sums: Counter[Key], word: str) -> None:
-        for key, amount in self._parts[uid].items():
+    def _check(self, uid: str, sums: Counter[Key], word: str, taken: Counter[Key]) -> None:
+        for key, amount in taken.items():
             if amount and sums[key] > self._room.get(key, 0):
                 raise OverbookedError(f"{' '.join(key)}: {sums[key]} {word} of {self._room.get(key, 0)}, with {uid}")

@@ -36,6 +36,8 @@ OVERTAKEN = "Overtaken"  # it had not started yet, so nobody is evicted
 PREEMPTED = "Preempted"  # somebody takes its room
 EVICTED = "Evicted"  # nobody does
 SHRUNK = "Shrunk"  # it gives up a part of its room
+GROWING = "Growing"  # it gets a part of its room in addition
+GROWN = "Grown"  # and has it
 DONE = "Done"  # some of its pods
 REQUEUED = "Requeued"
 RUNNING = "Running"
@@ -231,7 +233,12 @@ class Clockwork:
                 self.accounts.shrink(move.uid)
                 self._has_held(before, before.leaving)
             case AttemptState.RUNNING:
-                self._log(move.uid, RUNNING, self._state(self.world.workloads[move.uid]).why, "Running")
+                self._log(
+                    move.uid,
+                    GROWN if before.coming else RUNNING,
+                    self._state(self.world.workloads[move.uid]).why,
+                    "Running",
+                )
                 self.cluster.started(before)
             case AttemptState.ENDING if move.end is not None:
                 self._log(move.uid, leaves, move.end.why)
@@ -264,8 +271,17 @@ class Clockwork:
             self.world.admitted(attempt)
             self._steps[attempt.uid] = None
             self._log(attempt.uid, "Admitted", self._state(self.world.workloads[attempt.uid]).why, "Admitted")
+        for uid, part in decided.plan.growths.items():
+            self._grow(uid, part)
         self._plan_again = turn.plan_again(self.world, decided.plan, ())
         self.world.plan = decided.plan
+
+    def _grow(self, uid: str, part: Portion) -> None:
+        self.accounts.grow(uid, part)
+        self._has_held(self.world.attempts[uid], Portion((), {cell: -amount for cell, amount in part.quota.items()}))
+        self.world.grows(uid, part, self.now)
+        self._steps[uid] = None
+        self._log(uid, GROWING, self._state(self.world.workloads[uid]).why, "Growing")
 
     def _save(self) -> None:
         """Take in the checkpoints that running jobs have made since the last cycle."""

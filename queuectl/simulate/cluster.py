@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from queuectl.control.world import World
-from queuectl.core.lifecycle import View, holding
+from queuectl.core.lifecycle import View, can_go, coming, holding
 from queuectl.kube import decode
 from queuectl.kube.names import pod_name
 from queuectl.kube.pods import nodes_of
@@ -110,9 +110,17 @@ class Cluster:
         """Carry out a step and return what it came to."""
         match step:
             case Step.CREATE:
-                return self._create(view.attempt)
+                self._create(view.attempt, nodes_of(view.attempt))
+                return Move(view.attempt.uid, view.attempt.number, AttemptState.CREATED)
             case Step.UNGATE:
-                return self._ungate(view)
+                # If not, the next move ends the attempt.
+                if self._ungate(view, {key: node for key, (node, _) in nodes_of(view.attempt).items()}):
+                    return Move(view.attempt.uid, view.attempt.number, AttemptState.UNGATED)
+            case Step.GROW:
+                nodes = coming(view.attempt)
+                self._create(view.attempt, nodes)
+                there = {(pod.role, pod.index): pod for pod in self._of(view.attempt.uid, view.attempt.number)}
+                self._ungate(replace(view, pods=there), nodes)
             case Step.SHRINK | Step.REMOVE:
                 self._remove(view)
         return None
@@ -138,9 +146,9 @@ class Cluster:
         """Return how often a job saves its work."""
         return self._forms[uid].checkpoints
 
-    def _create(self, attempt: Attempt) -> Move:
+    def _create(self, attempt: Attempt, wanted: Collection[PodKey]) -> None:
         job = self.jobs[attempt.uid]
-        for role, index in nodes_of(attempt):
+        for role, index in wanted:
             name = pod_name(job.gang.name, role, attempt.number, index)
             if (attempt.uid, attempt.number, role, index) not in self._pods:
                 self._set_pod(
@@ -156,20 +164,21 @@ class Cluster:
                         index=index,
                     )
                 )
-        return Move(attempt.uid, attempt.number, AttemptState.CREATED)
 
-    def _ungate(self, view: View) -> Move | None:
-        attempt, nodes = view.attempt, nodes_of(view.attempt)
-        if set(nodes) - set(view.pods) or any(place is not Place.GOOD for place in view.places.values()):
-            return None  # the next move ends the attempt
+    def _ungate(self, view: View, nodes: Mapping[PodKey, str]) -> bool:
+        """Let pods go if all are there and their places good, and tell whether they did."""
+        attempt = view.attempt
+        if not can_go(view, nodes):
+            return False
         asks = {placement.role: placement.requests for placement in attempt.placements}
         wait = self._forms[attempt.uid].start_seconds
-        for key, pod in view.pods.items():
-            bound = replace(pod, gated=False, node=nodes[key][0], phase="Running", requests=asks[key[0]])
-            self._set_pod(replace(bound, ready=not wait))
+        for key, node in nodes.items():
+            if view.pods[key].gated:
+                bound = replace(view.pods[key], gated=False, node=node, phase="Running", requests=asks[key[0]])
+                self._set_pod(replace(bound, ready=not wait))
         if wait:
             self._later(wait, lambda: self._get_ready(attempt))
-        return Move(attempt.uid, attempt.number, AttemptState.UNGATED)
+        return True
 
     def _get_ready(self, attempt: Attempt) -> None:
         for pod in self._of(attempt.uid, attempt.number):

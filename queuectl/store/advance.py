@@ -24,6 +24,7 @@ _NEXT = {
     AttemptState.UNGATED: {AttemptState.RUNNING, AttemptState.ENDING},
     AttemptState.RUNNING: {AttemptState.SHRINKING, AttemptState.ENDING},
     AttemptState.SHRINKING: {AttemptState.RUNNING, AttemptState.ENDING},
+    AttemptState.GROWING: {AttemptState.RUNNING, AttemptState.SHRINKING, AttemptState.ENDING},
     AttemptState.ENDING: {AttemptState.ENDED},
     AttemptState.ENDED: set[AttemptState](),
 }

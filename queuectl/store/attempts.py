@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
+    ColumnElement,
     Integer,
     RowMapping,
     TableValuedAlias,
@@ -18,9 +20,11 @@ from sqlalchemy import (
     literal,
     null,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Shrink
@@ -46,16 +50,20 @@ _STAMPS = {
     "created_at": AttemptState.CREATED,
     "ungated_at": AttemptState.UNGATED,
     "running_at": AttemptState.RUNNING,
+    "growing_at": AttemptState.GROWING,
     "ending_at": AttemptState.ENDING,
     "ended_at": AttemptState.ENDED,
 }
+
+
+_PLACE = {"uid": Text, "attempt": Integer, "role": Text, "flavor": Text, "node": Text, "first": Integer}
 
 
 @dataclass(frozen=True)
 class Stake:
     """What an active attempt is about.
 
-    Only what leaves of it and what is done change, and only by its leader's transactions, so it may be read before
+    Only what leaves of it, what comes and what is done change, and only by its leader's transactions, so it may be read before
     anything is locked.
     """
 
@@ -205,10 +213,12 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
             end=given.c.end,
             holds=given.c.holds,
             promised=given.c.promised,
-            # The first time counts, but that of admission: a claim is admitted again when it is reserved.
+            coming=case((given.c.state == AttemptState.GROWING.value, a.c.coming), else_=text("'{}'::jsonb")),
+            # The first time counts, but for two: a claim is admitted again when it is reserved, and growth comes again.
             **{
                 name: case(
-                    (given.c[name], at if name == "admitted_at" else func.coalesce(a.c[name], at)), else_=a.c[name]
+                    (given.c[name], at if name in {"admitted_at", "growing_at"} else func.coalesce(a.c[name], at)),
+                    else_=a.c[name],
                 )
                 for name in _STAMPS
             },
@@ -290,22 +300,83 @@ async def give_up(connection: AsyncConnection, shrinks: Mapping[AttemptKey, Shri
     )
     places = rowset(
         [
-            {"uid": uid, "attempt": n, "role": p.role, "flavor": p.flavor, "node": p.node, "pods": p.pods}
+            {
+                "uid": uid, "attempt": n, "role": p.role, "flavor": p.flavor, "node": p.node, "first": p.first,
+                "pods": p.pods,
+            }
             for (uid, n), shrink in sorted(shrinks.items())
             for p in shrink.part.placements
         ],
+        **_PLACE,
+        pods=Integer,
+    )  # fmt: skip
+    await connection.execute(update(r).values(leaving=places.c.pods).where(_same(places)))
+
+
+async def grow(
+    connection: AsyncConnection,
+    growths: Mapping[AttemptKey, Portion],
+    before: Mapping[AttemptKey, Stake],
+    *,
+    now: float,
+) -> None:
+    """Write down what attempts get in addition, which are Growing already. ``before``: as they were."""
+    if not growths:
+        return
+    a, r = tables.attempt, tables.reservation
+    given = rowset(
+        [
+            {
+                "uid": uid,
+                "attempt": n,
+                "quota": quota_to_json(total((before[uid, n].attempt.quota, part.quota))),
+                "later": quota_to_json({cell: -amount for cell, amount in part.quota.items()}),
+                "coming": total({p.role: p.pods} for p in part.placements),
+            }
+            for (uid, n), part in sorted(growths.items())
+        ],
         uid=Text,
         attempt=Integer,
-        role=Text,
-        flavor=Text,
-        node=Text,
-        pods=Integer,
+        quota=JSONB,
+        later=JSONB,
+        coming=JSONB,
     )
-    same = (r.c.role == places.c.role, r.c.flavor == places.c.flavor, r.c.node == places.c.node)
     await connection.execute(
-        update(r)
-        .values(leaving=places.c.pods)
-        .where(r.c.workload_uid == places.c.uid, r.c.attempt == places.c.attempt, *same)
+        update(a)
+        .values(quota=given.c.quota, coming=given.c.coming, shrunk=null())
+        .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
+    )
+    at = literal(now, tables.UnixTime)
+    await connection.execute(
+        insert(tables.freed).from_select(
+            ["workload_uid", "attempt", "at", "quota"], select(given.c.uid, given.c.attempt, at, given.c.later)
+        )
+    )
+    places = rowset(
+        [
+            {
+                "uid": uid, "attempt": n, "role": p.role, "flavor": p.flavor, "node": p.node, "first": p.first,
+                "pods": p.pods, "requests": p.requests, "cards": p.cards,
+            }
+            for (uid, n), part in sorted(growths.items())
+            for p in part.placements
+        ],
+        **_PLACE,
+        pods=Integer,
+        requests=JSONB,
+        cards=BigInteger,
+    )  # fmt: skip
+    names = ["role", "flavor", "node", "first", "pods", "requests", "cards"]
+    statement = upsert(r).from_select(
+        ["workload_uid", "attempt", *names], select(places.c.uid, places.c.attempt, *(places.c[name] for name in names))
+    )
+    new = statement.excluded
+    await connection.execute(  # it may have had the same place before, and given it up
+        statement.on_conflict_do_update(
+            index_elements=["workload_uid", "attempt", *names[:4]],
+            set_={"pods": new.pods, "leaving": 0, "freed_at": null()},
+            where=r.c.freed_at.is_not(None),
+        )
     )
 
 
@@ -338,11 +409,11 @@ async def give_back(
         leaving = _by_place(left.leaving.placements if left.leaving else ())
         places += [
             {
-                "uid": uid, "attempt": number, "role": role, "node": node, "flavor": flavor,
-                "pods": holds[role, node, flavor], "leaving": leaving[role, node, flavor],
+                "uid": uid, "attempt": number, "role": at[0], "node": at[1], "flavor": at[2], "first": at[3],
+                "pods": holds[at], "leaving": leaving[at],
             }
-            for (role, node, flavor), pods in sorted(held.items())
-            if pods > holds[role, node, flavor]
+            for at, pods in sorted(held.items())
+            if pods > holds[at]
         ]  # fmt: skip
     given = rowset(rows, uid=Text, attempt=Integer, quota=JSONB, freed=JSONB, left=Boolean, done=JSONB)
     await connection.execute(
@@ -363,10 +434,7 @@ async def give_back(
             ["workload_uid", "attempt", "at", "quota"], select(given.c.uid, given.c.attempt, at, given.c.freed)
         )
     )
-    on = rowset(
-        places, uid=Text, attempt=Integer, role=Text, node=Text, flavor=Text, pods=Integer, leaving=Integer
-    )  # fmt: skip
-    same = (r.c.role == on.c.role, r.c.flavor == on.c.flavor, r.c.node == on.c.node)
+    on = rowset(places, **_PLACE, pods=Integer, leaving=Integer)
     await connection.execute(
         update(r)
         .values(
@@ -374,13 +442,19 @@ async def give_back(
             leaving=on.c.leaving,
             freed_at=case((on.c.pods > 0, null()), else_=at),
         )
-        .where(r.c.workload_uid == on.c.uid, r.c.attempt == on.c.attempt, r.c.freed_at.is_(None), *same)
+        .where(_same(on), r.c.freed_at.is_(None))
     )
 
 
-def _by_place(placements: Iterable[Placement]) -> Counter[tuple[str, str, str]]:
-    """Return the pods by role, node and flavor."""
-    pods: Counter[tuple[str, str, str]] = Counter()
+def _same(given: TableValuedAlias) -> ColumnElement[bool]:
+    r = tables.reservation
+    names = ("attempt", "role", "flavor", "node", "first")
+    return and_(r.c.workload_uid == given.c.uid, *(r.c[name] == given.c[name] for name in names))
+
+
+def _by_place(placements: Iterable[Placement]) -> Counter[tuple[str, str, str, int]]:
+    """Return the pods by what their placements are known by."""
+    pods: Counter[tuple[str, str, str, int]] = Counter()
     for placement in placements:
         pods[place(placement)] += placement.pods
     return pods

@@ -15,9 +15,10 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Workload, WorkloadState
-from queuectl.model.plan import Admission, Preempt
+from queuectl.model.plan import Admission, Portion, Preempt
 from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.store import advance, audit, reserve, tables, usage
+from queuectl.store.attempts import AttemptKey
 from queuectl.store.engine import WrongCluster, retried, transaction
 from queuectl.store.reserve import CycleResult
 from queuectl.store.rows import (
@@ -30,6 +31,7 @@ from queuectl.store.rows import (
 __all__ = ["CycleResult", "Ledger", "Loaded"]
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_NO_GROWTHS: Mapping[AttemptKey, Portion] = MappingProxyType({})
 _ONE_SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
 
@@ -109,6 +111,7 @@ class Ledger:
         ancestors: Mapping[str, Sequence[str]] = _NONE,
         admissions: Sequence[tuple[Admission, int]] = (),
         preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]] = (),
+        growths: Mapping[AttemptKey, Portion] = _NO_GROWTHS,
     ) -> CycleResult:
         """Record what was seen and reserve what was planned, in one transaction.
 
@@ -123,7 +126,8 @@ class Ledger:
         victims have ended or shrunk. Of an attempt that itself still waits for victims it takes over the claim: those of
         these victims that it names are now its own, and the others nobody's; none of them may be shrinking. At most 500
         gangs or 10,000 reservations and victims are taken, the rest is refused and left for
-        the next cycle.
+        the next cycle. Last come the ``growths`` of running attempts, by uid and number: what each gets in addition. It is
+        refused when it no longer fits, or the attempt is anything but Running and whole.
 
         When the answer to COMMIT is lost, the plan is looked up by its id; StoreUnavailable then means that it still
         isn't known: call ``load`` before planning again.
@@ -143,6 +147,7 @@ class Ledger:
             ancestors=ancestors,
             admissions=admissions,
             preemptions=preemptions,
+            growths=growths,
         )
         if request.empty:
             return CycleResult([], [])

@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model import policy
 from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, Leave, Shrink, Workload, WorkloadState
-from queuectl.model.plan import Admission, Placement, Preempt
+from queuectl.model.plan import Admission, Placement, Portion, Preempt
 from queuectl.model.reasons import Reason, why
 from queuectl.store import attempts, observe, tables
 from queuectl.store.attempts import AttemptKey, Held, Stake
@@ -43,11 +43,15 @@ MAX_PRUNED = 1000  # rows of each table in one cycle, more than one makes
 
 @dataclass(frozen=True, slots=True)
 class CycleResult:
-    """What became of the plan: attempts that hold room now, uids that were refused, attempts that wait for victims."""
+    """What became of the plan: attempts that hold room now, uids that were refused, attempts that wait for victims.
+
+    ``grown``: uids whose attempts got what they were to get in addition.
+    """
 
     admitted: list[Attempt]
     refused: list[str]
     claimed: list[Attempt] = field(default_factory=list)
+    grown: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,7 @@ class Request:
     ancestors: Mapping[str, Sequence[str]]
     admissions: Sequence[tuple[Admission, int]]
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]]
+    growths: Mapping[AttemptKey, Portion]
 
     @property
     def empty(self) -> bool:
@@ -81,6 +86,7 @@ class Request:
             or self.queues_gone
             or self.admissions
             or self.preemptions
+            or self.growths
         )
 
     @property
@@ -176,19 +182,21 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
     queue_of = await _queues(connection, request, candidates)
     wanted = [_amounts(request, candidate.admission, queue_of.get(candidate.uid)) for candidate in candidates]
     victims = {uid for candidate in candidates for uid in candidate.victims}
-    stakes = await attempts.stakes(connection, victims)
+    growing = {uid for uid, _ in request.growths}
+    stakes = await attempts.stakes(connection, victims | growing)
+    growths = {key: stakes[key].of(part) for key, part in request.growths.items() if key in stakes}
     rooms = Rooms()
     await rooms.lock(
         connection,
-        chain(wanted, (stake.amounts for stake in stakes.values())),
+        chain(wanted, (stake.amounts for stake in stakes.values()), growths.values()),
         queues={*request.quotas, *request.limits, *request.queues_gone},
         nodes={*request.nodes, *request.nodes_gone},
     )
     events = await _observe(connection, request, rooms)
     await observe.submissions(connection, request.submissions)
-    rows = await attempts.lock_workloads(connection, victims.union(candidate.uid for candidate in candidates))
+    rows = await attempts.lock_workloads(connection, victims.union(growing, (one.uid for one in candidates)))
     waiting = {uid: row for uid, row in rows.items() if row["state"] == WorkloadState.QUEUED.value}
-    held = {key: one for key, one in (await attempts.latest(connection, victims)).items() if key in stakes}
+    held = {key: one for key, one in (await attempts.latest(connection, victims | growing)).items() if key in stakes}
 
     gangs: list[_Gang] = []
     refused: list[str] = []
@@ -212,10 +220,23 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
         shrinks |= {key: leave for key in taken if isinstance(leave := candidate.leaves.get(key[0]), Shrink)}
         rooms.take(amounts, reserved=not gang.claims, promised=True)
 
+    grown = {}
+    for key, part in request.growths.items():
+        if key not in growths or not _may_grow(held.get(key)) or not rooms.fits(growths[key]):
+            refused.append(key[0])
+            continue
+        rooms.take(growths[key], reserved=True, promised=True)
+        held[key].state = AttemptState.GROWING
+        held[key].passed.append(AttemptState.GROWING)
+        grown[key] = part
+        there = stakes[key].attempt.whole.pods
+        events.append(told(why(Reason.GROWING, there=there, pods=there + part.pods), *key))
+
     await rooms.write(connection)
     await _write_gangs(connection, request, gangs)
     moved = {key: one for key, one in held.items() if one.passed}
     await attempts.write(connection, request.epoch, moved, now=request.now)
+    await attempts.grow(connection, grown, stakes, now=request.now)
     await attempts.unclaim(connection, [key for gang in gangs for key in gang.overtaken])
     await attempts.give_up(connection, shrinks)
     await attempts.claim(connection, {victim: gang.key for gang in gangs for victim in gang.victims}, shrinks)
@@ -224,7 +245,12 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
         admitted=[gang.attempt(request.now) for gang in gangs if not gang.claims],
         refused=refused + [candidate.uid for candidate in left],
         claimed=[gang.attempt(request.now) for gang in gangs if gang.claims],
+        grown=[uid for uid, _ in grown],
     )
+
+
+def _may_grow(attempt: Held | None) -> bool:
+    return attempt is not None and attempt.state is AttemptState.RUNNING and attempt.claimed_by is None
 
 
 async def _is_new(connection: AsyncConnection, request: Request) -> bool:
@@ -257,9 +283,13 @@ async def _already_done(connection: AsyncConnection, request: Request) -> CycleR
     for row in rows:
         key = (row["workload_uid"], row["number"])
         found[key[0]] = attempt_from_row(row, places[key], tuple(sorted(victims.get(key, ()))))
+    held = await attempts.latest(connection, {uid for uid, _ in request.growths})
+    grown = [uid for uid, n in request.growths if (uid, n) in held and held[uid, n].state is AttemptState.GROWING]
     return CycleResult(
+        grown=grown,
         admitted=[found[a.uid] for a, _ in request.admissions if a.uid in found and found[a.uid].holds],
-        refused=[candidate.uid for candidate in request.candidates if candidate.uid not in found],
+        refused=[candidate.uid for candidate in request.candidates if candidate.uid not in found]
+        + [uid for uid, _ in request.growths if uid not in grown],
         claimed=[one for p, _, _ in request.preemptions if (one := found.get(p.admission.uid)) and not one.holds],
     )
 

@@ -136,6 +136,8 @@ def attempt_from_row(row: RowMapping, places: Places, victims: tuple[tuple[str, 
         leaving=leaving,
         shrunk=why_from_json(row["shrunk"]) if row["shrunk"] is not None else None,
         done=frozenset((role, index) for role, index in row["done"]),
+        coming=row["coming"],
+        growing_at=row["growing_at"],
     )
 
 
@@ -170,8 +172,8 @@ def places_by_attempt(rows: Iterable[RowMapping]) -> dict[tuple[str, int], Place
     return result
 
 
-def _place(placement: Placement) -> tuple[str, str, str]:
-    return (placement.role, placement.flavor, placement.node)
+def _place(placement: Placement) -> tuple[str, str, str, int]:
+    return (placement.role, placement.flavor, placement.node, placement.first)
 
 
 def quota_to_json(quota: Mapping[tuple[str, str], int]) -> list[list[Any]]:

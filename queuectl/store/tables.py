@@ -151,7 +151,10 @@ attempt = Table(
     Column("claimed_by_uid", Text),
     Column("claimed_by_attempt", Integer),
     Column("leaving", JSONB),  # what of the quota it gives up and still holds; the pods are in its reservations
-    Column("shrunk", JSONB),  # why it has fewer pods than it started with: reason, facts
+    Column("shrunk", JSONB),  # why it has fewer pods than it had: reason, facts
+    # While it grows: {role: its last pods, which it runs without yet}. Quota and reservations have them already.
+    Column("coming", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("growing_at", UnixTime),  # the last time
     # Pods that have succeeded while others run on: [[role, index], ...]. Neither quota nor reservations have them any more.
     Column("done", JSONB, nullable=False, server_default=text("'[]'")),
     Column("admitted_at", UnixTime, nullable=False),
@@ -167,7 +170,7 @@ attempt = Table(
         name="fk_attempt_claimed_by",
     ),
     CheckConstraint(
-        "state IN ('Claimed', 'Reserved', 'Created', 'Ungated', 'Running', 'Shrinking', 'Ending', 'Ended')",
+        "state IN ('Claimed', 'Reserved', 'Created', 'Ungated', 'Running', 'Shrinking', 'Growing', 'Ending', 'Ended')",
         name="state",
     ),
     CheckConstraint("holds = (state <> 'Claimed') OR state IN ('Ending', 'Ended')", name="holds"),
@@ -175,6 +178,7 @@ attempt = Table(
     CheckConstraint("(claimed_by_uid IS NULL) = (claimed_by_attempt IS NULL)", name="claimed_by"),
     CheckConstraint("claimed_by_uid IS NULL OR (holds AND (NOT promised OR leaving IS NOT NULL))", name="claimed"),
     CheckConstraint("leaving IS NULL OR (promised AND state IN ('Shrinking', 'Ending', 'Ended'))", name="leaving"),
+    CheckConstraint("coming = '{}' OR state = 'Growing'", name="coming"),
     CheckConstraint("done = '[]' OR state NOT IN ('Claimed', 'Reserved', 'Created')", name="done"),
     CheckConstraint("(state IN ('Ending', 'Ended')) = (\"end\" IS NOT NULL)", name="end"),
     CheckConstraint("(state = 'Ended') = (ended_at IS NOT NULL)", name="ended"),
@@ -200,7 +204,8 @@ reservation = Table(
     Column("node", Text, primary_key=True),
     Column("pods", Integer, nullable=False),
     Column("leaving", Integer, nullable=False, server_default=text("0")),  # of them, until they are gone
-    Column("first", Integer, nullable=False, server_default=text("0")),  # index of the role with which they began
+    # Index of the role with which they began.
+    Column("first", Integer, primary_key=True, autoincrement=False, server_default=text("0")),
     Column("requests", JSONB, nullable=False),  # per pod: [[resource, amount], ...]
     Column("cards", BigInteger, nullable=False, server_default=text("0")),  # per pod: what its GPUs count as
     Column("freed_at", UnixTime),
@@ -210,7 +215,8 @@ reservation = Table(
     Index("ix_reservation_held", "workload_uid", "attempt", postgresql_where=text("freed_at IS NULL")),
 )
 
-# What attempts gave back before their end: parts that they gave up, and pods that were done.
+# What attempts gave back before their end: parts that they gave up, and pods that were done; and with negative amounts
+# what they got only then, by growing.
 freed = Table(
     "freed",
     metadata,
@@ -238,7 +244,7 @@ step = Table(
     Column("done_at", UnixTime),
     Column("epoch", BigInteger, nullable=False),
     ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
-    CheckConstraint("step IN ('Create', 'Ungate', 'Shrink', 'Remove')", name="step"),
+    CheckConstraint("step IN ('Create', 'Ungate', 'Shrink', 'Grow', 'Remove')", name="step"),
     Index("uq_step_open", "workload_uid", "attempt", unique=True, postgresql_where=text("done_at IS NULL")),
     Index("ix_step_done_at", "done_at", postgresql_where=text("done_at IS NOT NULL")),
 )

@@ -1,6 +1,5 @@
 """A running elastic gang gets more of the pods that it asks for where they are free and nobody waits for them."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,16 +8,18 @@ import pytest
 
 from queuectl.core.backlog import Backlog
 from queuectl.core.cycle import plan
-from queuectl.core.growth import Elastic, growths
-from queuectl.core.snapshot import Snapshot
+from queuectl.core.elastic import numbered
+from queuectl.core.growth import growths
+from queuectl.core.snapshot import Elastic, Snapshot
 from queuectl.model.objects import Flavor, Gang, Level, Node, Queue, Together, Topology
 from queuectl.model.plan import Placement, Portion
 from queuectl.model.policy import Cap, Quota, StopPolicy
-from queuectl.model.resources import CARD, CARDS
+from queuectl.model.resources import CARD, CARDS, total
 from tests.support.builders import GPU, flavor, gang, node, queue, role, snapshot
 
 NOW = 10_000.0
 CELL = ("any", GPU)
+NOTHING = Portion(())
 
 
 def elastic(name: str = "e", *, pods: int = 8, least: int = 1, size: int = 1, **given: Any) -> Gang:
@@ -42,20 +43,23 @@ def grow(
     for job, places in those:
         only = job.roles[0]
         placements = tuple(Placement(only.name, "any", name, pods, only.requests) for name, pods in places.items())
-        homes = [p.node for p in placements for _ in range(p.pods)]
-        usage = {CELL: len(homes)}
-        running.append(Elastic(job, Portion(placements, usage), {(only.name, i): at for i, at in enumerate(homes)}))
+        has = Portion(placements, {CELL: sum(places.values())})
+        running.append(Elastic(job, has))
         for tree in (view.tree, view.later):
-            tree.add(job.queue, usage)
-        view.held.add(view.queues[job.queue], job.namespace, job.user, {GPU: len(homes)})
+            tree.add(job.queue, has.quota)
+        view.held.add(view.queues[job.queue], job.namespace, job.user, {GPU: has.pods})
         for p in placements:
             view.fleet.reserve(p.node, p.requests, p.pods)
     view, waits = _after_a_cycle(view)
-    found = growths(view, waits, running)
+    found = growths(view, waits, running, 100)
     for one in running:
-        more = found.get(one.gang.uid, {})
-        assert sorted(index for _, index in more) == list(range(len(one.pods), len(one.pods) + len(more)))
-    return {uid: dict(Counter(p.node for p in more.values())) for uid, more in found.items()}
+        before, after = (
+            numbered(one.has.placements),
+            numbered(one.has.plus(found.get(one.gang.uid, NOTHING)).placements),
+        )
+        assert {key: after[key].node for key in before} == {key: p.node for key, p in before.items()}
+    assert all(part.quota == {CELL: part.pods} for part in found.values())
+    return {uid: dict(total({p.node: p.pods} for p in part.placements)) for uid, part in found.items()}
 
 
 def _after_a_cycle(view: Snapshot) -> tuple[Snapshot, Any]:
@@ -142,7 +146,6 @@ def test_it_grows_by_as_many_slices_as_the_quota_of_cards_holds() -> None:
     view = snapshot([], nodes=[there], queues=[queue(any={CARDS: CARD})])
     for tree in (view.tree, view.later):
         tree.add("q", usage)
-    one = Elastic(job, Portion((has,), usage), {("worker", index): "n0" for index in range(3)})
-    more = growths(view, {}, [one])["e"]
-    assert [(p.pods, p.cards) for p in more.values()] == 4 * [(1, CARD // 7)]
+    more = growths(view, {}, [Elastic(job, Portion((has,), usage))], 100)["e"]
+    assert [(p.pods, p.first, p.cards) for p in more.placements] == [(4, 3, CARD // 7)]
     assert view.tree.nodes["q"].usage == {("any", CARDS): CARD}

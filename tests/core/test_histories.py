@@ -7,20 +7,21 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from queuectl.core.elastic import last
-from queuectl.core.lifecycle import View, all_ready, deadline, holding, members, next_move, refused
+from queuectl.core.lifecycle import View, all_ready, coming, deadline, holding, members, next_move, refused
 from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Done, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
-from queuectl.model.plan import Placement, PodKey
+from queuectl.model.plan import Placement, PodKey, Portion
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, GROWING, ENDING, ENDED = AttemptState
 ARROWS = {
     RESERVED: {CREATED, ENDING},
     CREATED: {UNGATED, ENDING},
     UNGATED: {RUNNING, ENDING},
     RUNNING: {ENDING},
     SHRINKING: {RUNNING, ENDING},
+    GROWING: {RUNNING, SHRINKING, ENDING},
     ENDING: {ENDED},
 }
 EIGHT = requests(gpu=8)
@@ -56,7 +57,7 @@ class GangMachine(RuleBasedStateMachine):
         generation = self.job.generation if self.job else 0
         self.workload = replace(self.workload, attempt=self.workload.attempt + 1)
         self.attempt = Attempt("g", self.workload.attempt, RESERVED, generation, PLACEMENTS, self.now)
-        self.pods, self.moves, self.shrinks = {}, 0, 0
+        self.pods, self.moves, self.shrinks, self.growths = {}, 0, 0, 0
 
     @property
     def view(self) -> View:
@@ -71,13 +72,19 @@ class GangMachine(RuleBasedStateMachine):
         assert move.to in ARROWS[self.attempt.state]
         assert (move.end is not None) == (move.to is ENDING)
         self.moves += 1
-        assert self.moves <= 5 + self.shrinks, "an attempt has five arrows at most, and one for each time it shrinks"
+        most = 5 + self.shrinks + 2 * self.growths
+        assert self.moves <= most, "an attempt has five arrows at most, one for each time it shrinks, two for growth"
         before = self.attempt
+        if move.shrink is not None:
+            assert [p.node for p in move.shrink.part.placements] == [NODE["a", 1]], "only what comes is given back"
+            self.attempt = before.shrinking(move.shrink)
+            return
         self.attempt = replace(before, state=move.to, end=move.end or before.end)
         if move.to is RUNNING:
             self.attempt = replace(
-                self.attempt, running_at=self.now if before.running_at is None else before.running_at, leaving=None
-            )
+                self.attempt, running_at=self.now if before.running_at is None else before.running_at, leaving=None,
+                coming={},
+            )  # fmt: skip
             assert len(members(self.attempt, self.pods)) == self.attempt.whole.pods
         if before.state is SHRINKING:
             assert move.to is ENDING or not holding(replace(self.view, attempt=before)), "what leaves is still there"
@@ -188,6 +195,22 @@ class GangMachine(RuleBasedStateMachine):
         self.pods.pop(("a", 1), None)
         self.look()
 
+    @precondition(lambda self: self.state() is RUNNING and self.shrinks > self.growths)
+    @precondition(lambda self: not {("a", 0), ("a", 1)} & self.attempt.done)
+    @rule()
+    def grow(self) -> None:
+        """It gets that pod back; the one that it had may be there still, if it has ended."""
+        self.growths += 1
+        self.attempt = self.attempt.growing(Portion((replace(PLACEMENTS[1], first=1),)), self.now)
+        assert coming(self.attempt) == {("a", 1): NODE["a", 1]}
+        self.look()
+
+    @precondition(lambda self: self.state() is GROWING)
+    @rule()
+    def create_what_comes(self) -> None:
+        self.pods.setdefault(("a", 1), Pod(f"{self.growths}a1", "team", "g-a-1", "1", role="a", index=1))
+        self.look()
+
     @precondition(lambda self: self.state() is ENDED and self.over is None)
     @rule()
     def start_again(self) -> None:
@@ -259,7 +282,7 @@ class GangMachine(RuleBasedStateMachine):
     def what_is_done_is_given_back_and_no_longer_missed(self) -> None:
         if self.state() in UNDER_WAY and self.attempt.whole.pods > 1:
             there = members(self.attempt, self.pods)
-            assert len(there) == self.attempt.whole.pods
+            assert len(there) == self.attempt.whole.pods - len(coming(self.attempt))
             assert not any(pod.phase == "Succeeded" for pod in there)
 
     @invariant()

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from queuectl.core.backlog import Backlog, Waits, pending_key
 from queuectl.core.cycle import plan
+from queuectl.core.elastic import last, numbered
 from queuectl.core.lifecycle import members
 from queuectl.core.usage import STEPS
 from queuectl.model.lifecycle import (
@@ -29,6 +30,7 @@ from queuectl.model.objects import QueueOrder
 from queuectl.model.plan import Portion
 from queuectl.model.policy import OverQuota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason
+from queuectl.model.resources import total
 from queuectl.simulate.clockwork import EVICTED, Clockwork
 from queuectl.simulate.form import GPU, ROLE, EventForm, JobForm, QuotaEdit, read
 from tests.support.virtual import FLAVORS, QUEUES, clusters, jobs
@@ -102,6 +104,16 @@ class Watched(Clockwork):
                 world._gang(world.jobs[uid], mine)
             ):
                 assert world.plan.waits[other.uid].reason in PASSED, (other, mine)
+
+    def _grow(self, uid: str, part: Portion) -> None:
+        attempt, queue = self.world.attempts[uid], self.world.workloads[uid].queue
+        assert attempt.state is AttemptState.RUNNING
+        assert not attempt.claimed, "nobody waits for its room"
+        assert all(self.world.queues[name].stop is StopPolicy.NONE for name in self.line(queue))
+        super()._grow(uid, part)
+        after = numbered(self.world.attempts[uid].placements)
+        before = numbered(attempt.placements)
+        assert {key: after[key].node for key in before} == {key: p.node for key, p in before.items()}, "they stay"
 
     def _claim(self, attempt: Attempt, leaves: Mapping[str, Leave]) -> None:
         world = self.world
@@ -366,14 +378,14 @@ class ClusterMachine(RuleBasedStateMachine):
     def a_gang_runs_whole_or_not_at_all(self) -> None:
         for attempt in self.attempts():
             pods = self.clock.world.pods.get((attempt.uid, attempt.number), {})
-            wanted = sum(placement.pods for placement in attempt.placements)
             if attempt.state in UNDER_WAY:
                 there = members(attempt, pods)
-                assert len(there) == wanted
+                runs = attempt.whole.without(last(attempt.whole, attempt.coming))
+                assert len(there) == runs.pods
                 assert all(pod.node and not pod.deleting and not pod.ended for pod in there)
-                held = Counter({(p.node, p.role): p.pods for p in attempt.placements})
+                held = total({(p.node, p.role): p.pods} for p in runs.placements)
                 assert held == Counter((pod.node, pod.role) for pod in there), "it holds what its pods need that run"
-                if not attempt.leaving:
+                if not attempt.leaving and not attempt.coming:
                     assert all(pod.ended for pod in pods.values() if pod not in there), "what it gave up is gone"
             elif attempt.state is not AttemptState.ENDING:
                 assert not any(pod.node for pod in pods.values())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from queuectl.core.elastic import finished, last
+from queuectl.core.elastic import finished, last, pods_of
 from queuectl.core.lifecycle import BackOff, View, deadline, holding, next_move, ready, refused
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
@@ -14,8 +14,8 @@ from queuectl.model.plan import Placement, PodKey
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, ENDING, ENDED = AttemptState
-ADMITTED_AT, RUNNING_AT, NOW = 1000.0, 1010.0, 1020.0
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, GROWING, ENDING, ENDED = AttemptState
+ADMITTED_AT, RUNNING_AT, GROWING_AT, NOW = 1000.0, 1010.0, 1015.0, 1020.0
 EIGHT = requests(gpu=8)
 PLACEMENTS = (
     Placement("worker", "any", "n1", 1, EIGHT), Placement("worker", "any", "n2", 1, EIGHT), Placement("ps", "any", "n2", 1, EIGHT),
@@ -76,12 +76,14 @@ class Case:
 
     @property
     def view(self) -> View:
-        running_at = self.running_at if self.state in {RUNNING, SHRINKING, ENDING} else None
+        running_at = self.running_at if self.state in {RUNNING, SHRINKING, GROWING, ENDING} else None
         attempt = Attempt("g", 3, self.state, 1, PLACEMENTS, ADMITTED_AT, running_at, self.end)
         if self.done:
             attempt = attempt.without(finished(attempt, self.done))
         if self.state is SHRINKING:
             attempt = attempt.shrinking(Shrink(why(Reason.RUNNING, pods=3), last(attempt.whole, {"worker": 1})))
+        if self.state is GROWING:
+            attempt = replace(attempt, coming={"worker": 1}, growing_at=GROWING_AT)
         places = {"n1": Place.GOOD, "n2": Place.GOOD, **self.places}
         return View(self.workload, attempt, self.job, self.pods, places, self.now)
 
@@ -122,6 +124,13 @@ STAYS = {
     "shrinking, it is being removed": Case(SHRINKING, but(UP, "worker", 1, deleting=True, ready=False)),
     "shrinking, it is evicted": Case(SHRINKING, but(UP, "worker", 1, deleting=True, disrupted="Eviction: preempted")),
     "shrinking, it is going, and one that stays is not ready": Case(SHRINKING, but(UP, "worker", 0, ready=False)),
+    "growing, the pod that comes has yet to be created": Case(GROWING, pods(KEYS[:2])),
+    "growing, it is gated": Case(GROWING, UP | {KEYS[2]: GATED[KEYS[2]]}),
+    "growing, it is not ready": Case(GROWING, but(UP, "worker", 1, ready=False)),
+    "growing, it was removed by others and is created again": Case(GROWING, but(UP, "worker", 1, deleting=True, ready=False)),
+    "growing, a place of the others takes no new pods": Case(
+        GROWING, UP | {KEYS[2]: UNBOUND[KEYS[2]]}, places={"n1": Place.CLOSED}
+    ),
     "ending, a pod still runs": Case(ENDING, but(DONE, "ps", 0, phase="Running", deleting=True), end=GONE_END),
     "ending, deleted, a pod that has ended is still there": Case(
         ENDING, DONE, end=End(why(Reason.DELETED), Outcome.DELETED), job=None
@@ -156,6 +165,7 @@ MOVES = {
     "shrinking, a pod with the gang's labels holds nothing up": Case(
         SHRINKING, pods(KEYS[:2]) | {("worker", 7): replace(UP["worker", 1], index=7)}, RUNNING
     ),
+    "growing, all are ready": Case(GROWING, UP, RUNNING),
     "ending, all pods are gone": Case(ENDING, {}, ENDED, end=GONE_END),
     "ending, those that ended stay for their logs": Case(ENDING, DONE, ENDED, end=GONE_END),
     "ending, the job is gone": Case(ENDING, {}, ENDED, end=GONE_END, job=None),
@@ -324,6 +334,7 @@ def test_a_gang_of_which_nothing_must_succeed_does_not_succeed_by_that() -> None
         (UNGATED, 1300),
         (RUNNING, 1610),
         (SHRINKING, 1610),
+        (GROWING, GROWING_AT + 300),
         (ENDING, None),
         (ENDED, None),
     ],
@@ -332,8 +343,33 @@ def test_when_time_alone_makes_a_move_due(state: AttemptState, want: float | Non
     view = Case(state).view
     assert deadline(view.attempt, JOB) == want
     assert deadline(replace(view.attempt, running_at=None), replace(JOB, max_run_seconds=None)) == (
-        want if want == 1300 else None
+        None if want == 1610 else want
     )
+
+
+@pytest.mark.parametrize(
+    ("case", "problem"),
+    [
+        (Case(GROWING, but(UP, "worker", 1, phase="Failed", ready=False)), "pod g-worker-1 failed"),
+        (Case(GROWING, but(UP, "worker", 1, disrupted="Eviction: drained")), "pod g-worker-1 was disrupted"),
+        (Case(GROWING, UP | {KEYS[2]: UNBOUND[KEYS[2]]}, places={"n2": Place.CROWDED}), "node n2 was lost, others' pods took its room"),
+        (Case(GROWING, pods(KEYS[:2]), job=replace(JOB, generation=2)), "the spec was changed"),
+        (Case(GROWING, but(UP, "worker", 1, ready=False), now=GROWING_AT + 300), "they were not ready within 300 s"),
+    ],
+    ids=["failed", "disrupted", "place lost", "spec changed", "too late"],
+)  # fmt: skip
+def test_a_gang_whose_growth_comes_to_nothing_gives_back_only_that(case: Case, problem: str) -> None:
+    move = next_move(case.view)
+    assert move is not None
+    assert move.shrink is not None
+    assert (move.to, move.end, pods_of(move.shrink.part.placements)) == (SHRINKING, None, {"worker": 1})
+    assert str(move.shrink.why) == f"Gave 1 pod back by which it was to grow: {problem}. The other 2 run on."
+
+
+def test_a_growing_gang_of_which_another_pod_fails_ends_whole() -> None:
+    move = next_move(Case(GROWING, but(pods(KEYS[:2]), "worker", 0, phase="Failed", exit_code=1)).view)
+    assert move is not None
+    assert move.to is ENDING
 
 
 def test_who_is_ready() -> None:

@@ -13,7 +13,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -53,6 +53,7 @@ _FOR_NOBODY = {
     Reason.QUOTA_TAKEN_BACK.code: EVICTED,
     Reason.QUEUE_DRAINED.code: EVICTED,
     Reason.SHRUNK_FOR_QUOTA.code: SHRUNK,
+    Reason.GROWTH_FAILED.code: SHRUNK,
 }
 _SIMULATED = "local.queuectl.dev"
 _HISTORY = "SELECT id, workload_uid, attempt, kind, message FROM event WHERE workload_uid = ANY(:uids) AND id > :last ORDER BY id"
@@ -413,8 +414,8 @@ class Play:
             attempt = str(status.get("attempt"))
             bound = [pod for pod in current if pod["spec"].get("nodeName")]
             wanted = sum(place["pods"] for place in status.get("assignments", ()))
-            if form.start_seconds and status.get("phase") == "Starting" and len(bound) == wanted > 0:
-                self._once(form.start_seconds, lambda n=name, a=attempt: self._get_ready(n, a), "start", name, attempt)  # type: ignore[misc]
+            if form.start_seconds and _is_starting(status) and len(bound) == wanted > 0:
+                self._once(form.start_seconds, lambda n=name, a=attempt: self._get_ready(n, a), *_start(name, current))  # type: ignore[misc]
             for seconds, keys in form.pod_ends.items() if status.get("phase") == "Running" else ():
                 what = ("run", name, attempt, f"{seconds}")
                 self._once(seconds, lambda n=name, a=attempt, k=keys: self._succeed(n, a, k), *what)  # type: ignore[misc]
@@ -438,7 +439,7 @@ class Play:
     def _moves(self, job: Object) -> str:
         name, status, pods = job["metadata"]["name"], _status(job), self._pods.get(job["metadata"]["name"], ())
         stopping = [pod["metadata"]["name"] for pod in pods if _is_stopping(pod)]
-        starting = ("start", name, str(status.get("attempt"))) in self._waiting
+        starting = _start(name, self._current(name)) in self._waiting
         running = sum(not _has_ended(pod) for pod in self._current(name))
         held = sum(place["pods"] for place in status.get("assignments", ()))
         ways = {
@@ -447,7 +448,7 @@ class Play:
             "being deleted": _is_stopping(job) and not stopping,
             "not looked at yet": status.get("observedGeneration") != job["metadata"]["generation"] and not stopping,
             "giving back what its pods held": status.get("phase") == "Running" and held > running,
-            "starting": status.get("phase") == "Starting" and not starting,
+            "starting": _is_starting(status) and not starting,
             "ending": status.get("phase") == "Stopping" and not stopping,
         }
         return next((way for way, holds in ways.items() if holds), "")
@@ -593,3 +594,13 @@ def _is_ending(pod: Object) -> bool:
 def _is_ready(pod: Object) -> bool:
     conditions = pod["status"].get("conditions") or ()
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _is_starting(status: Object) -> bool:
+    """Tell whether a job starts, or grows by some pods."""
+    return status.get("phase") == "Starting" or status.get("reason") == Reason.GROWING.code
+
+
+def _start(name: str, pods: Iterable[Object]) -> tuple[str, ...]:
+    """Return what tells the start of these pods from others."""
+    return ("start", name, *sorted(pod["metadata"]["uid"] for pod in pods))
