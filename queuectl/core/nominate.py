@@ -261,7 +261,7 @@ class _Search:
     def _assign(self, roles: Sequence[Role], excluded: Collection[tuple[str, str]]) -> Assignment:
         rules = self.queue.preemption
         fair = bool(self.snapshot.policy.fair_sharing)
-        return assign(
+        result = assign(
             self.node,
             self._groups,
             self.queue.choice,
@@ -274,6 +274,22 @@ class _Search:
             may_preempt_and_borrow=rules.borrow or fair,
             may_borrow=self.gang.preemptible,
         )
+        for role in roles:
+            if result.missing is None and not result.flavors.get(role.name):
+                result.flavors[role.name] = self._uncounted(role, result, excluded)
+        return result
+
+    def _uncounted(
+        self, role: Role, assignment: Assignment, excluded: Collection[tuple[str, str]]
+    ) -> Mapping[str, str]:
+        """Return the flavor of a role that nothing is counted of: that of the others, else the queue's first that does."""
+        chosen = [name for flavors in assignment.flavors.values() for name in flavors.values()]
+        names = (*chosen, *(flavor.name for flavor in self.flavors))
+        wanted = Wanted((role.name,), {})
+        for name in dict.fromkeys(names):
+            if (role.name, name) not in excluded and self._suits(wanted, name):
+                return {"pods": name}
+        return {}
 
     def _groups(self, wanted: Wanted) -> Sequence[Group]:
         """Return the flavors to try: for all that is wanted one flavor, that has a quota for each extended resource."""
@@ -453,14 +469,9 @@ class _Search:
         return fit.exceeds_cluster(self.snapshot.fleet, roles, self._flavors(roles, assignment), self.gang.together)
 
     def _flavors(self, roles: Sequence[Role], assignment: Assignment) -> dict[str, Flavor]:
-        """Return for each role the flavor its nodes must be of; where it takes several, all of them in one.
-
-        A role that nothing is counted of goes where the others go, or to the queue's first flavor.
-        """
+        """Return for each role the flavor its nodes must be of; where it takes several, all of them in one."""
         chosen = [name for flavors in assignment.flavors.values() for name in flavors.values()]
-        first = next(
-            (name for name in (*chosen, *(f for f, _ in self.queue.quotas)) if name in self.snapshot.flavors), ""
-        )
+        first = next(iter((*chosen, *(flavor.name for flavor in self.flavors))), "")
         result = {}
         for role in roles:
             names = dict.fromkeys(assignment.flavors.get(role.name, {}).values()) or {first: None}

@@ -196,6 +196,9 @@ FLAVORS = {
         gang("a", role("w", 2, gpu=8), role("v", 1, gpu=8)), {"w": {"a2": 1, "a3": 1}, "v": {"a1": 1}}
     ),
     "a role without GPUs goes along": FlavorCase(gang("a", role("w", 1, gpu=8), role("ps", 1, cpu=4)), {"w": {"h1": 1}, "ps": {"h1": 1}}),
+    "one that nothing is counted of to any that has room": FlavorCase(
+        gang("a", role("ps", 3, cpu=90)), {"ps": {"a1": 1, "a2": 1, "a3": 1}}
+    ),
     "or to a flavor of its own": FlavorCase(
         gang("a", role("w", 2, gpu=8, cpu=96), role("ps", 1, cpu=8)), {"w": {"h1": 1, "h2": 1}, "ps": {"c1": 1}},
         {"h100": {GPU: 64}, "cpus": {"cpu": 64_000}}, [H100, CPUS],
