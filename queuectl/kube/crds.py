@@ -180,7 +180,7 @@ class Role(Part):
         ge=1,
         le=MAX_PODS,
         description="With how few pods of the role the gang may start when not all fit, and run on when others are "
-        "entitled to the room of the rest; all of them when absent.",
+        "entitled to the room of the rest, which it gets once nobody waits for it; all of them when absent.",
     )
     must_succeed: StrictBool = Field(
         True,  # noqa: FBT003 - the default's place in every Field
