@@ -72,7 +72,7 @@ async def test_a_gang_that_is_not_ready_by_its_deadline(live: Stage) -> None:
     never = {"local.queuectl.dev/never-ready": "true"}
     await live.submit("gang", 2, 8, annotations=never, startDeadlineSeconds=2)
     job = await until_nothing_is_held(live, "gang", "PodsReadyTimeout")
-    assert "0 of 2 pods were ready 2 s after the start" in job["status"]["message"]
+    assert "Only 0 of 2 pods got ready within 2 s of the start" in job["status"]["message"]
     assert job["status"]["failures"] == 0
 
     good = live.job("gang", 2, 8, startDeadlineSeconds=60)
