@@ -77,6 +77,7 @@ class Assignment:
     """A flavor for each resource of each role, and how that can be had."""
 
     flavors: dict[str, Mapping[str, str]] = field(default_factory=dict)  # role → resource → flavor
+    uncounted: dict[str, str] = field(default_factory=dict)  # role that nothing is counted of → flavor
     usage: dict[Cell, int] = field(default_factory=dict)
     way: Way = Way(Mode.FIT)  # the worst of all
     contested: set[Cell] = field(default_factory=set)  # where somebody has to give way

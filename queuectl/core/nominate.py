@@ -276,19 +276,17 @@ class _Search:
         )
         for role in roles:
             if result.missing is None and not result.flavors.get(role.name):
-                result.flavors[role.name] = self._uncounted(role, result, excluded)
+                result.uncounted |= self._uncounted(role, result, excluded)
         return result
 
-    def _uncounted(
-        self, role: Role, assignment: Assignment, excluded: Collection[tuple[str, str]]
-    ) -> Mapping[str, str]:
+    def _uncounted(self, role: Role, assignment: Assignment, excluded: Collection[tuple[str, str]]) -> dict[str, str]:
         """Return the flavor of a role that nothing is counted of: that of the others, else the queue's first that does."""
         chosen = [name for flavors in assignment.flavors.values() for name in flavors.values()]
         names = (*chosen, *(flavor.name for flavor in self.flavors))
         wanted = Wanted((role.name,), {})
         for name in dict.fromkeys(names):
             if (role.name, name) not in excluded and self._suits(wanted, name):
-                return {"pods": name}
+                return {role.name: name}
         return {}
 
     def _groups(self, wanted: Wanted) -> Sequence[Group]:
@@ -417,8 +415,9 @@ class _Search:
         """Return the places for flavors of which there is quota in the end, or why they can't be had now."""
         placed = self._place(roles, assignment, ())
         if isinstance(placed, fit.Short):
-            flavors = assignment.flavors.get(placed.role.name, {}).values()
-            spent = {(placed.role.name, flavor) for flavor in flavors}
+            name = placed.role.name
+            flavors = assignment.flavors.get(name, {}).values() or [assignment.uncounted.get(name, "")]
+            spent = {(name, flavor) for flavor in flavors if flavor}
             return _Hindrance(self._short_why(roles, assignment, placed), spent)
         if self.snapshot.tree.fits(self.gang.queue, assignment.usage):
             return placed
@@ -474,7 +473,8 @@ class _Search:
         first = next(iter((*chosen, *(flavor.name for flavor in self.flavors))), "")
         result = {}
         for role in roles:
-            names = dict.fromkeys(assignment.flavors.get(role.name, {}).values()) or {first: None}
+            names = dict.fromkeys(assignment.flavors.get(role.name, {}).values())
+            names = names or {assignment.uncounted.get(role.name, first): None}
             result[role.name] = _combined([self.snapshot.flavors[name] for name in names])
         return result
 

@@ -90,7 +90,15 @@ async def test_a_queue_takes_no_more_waiting_jobs_than_it_may(live: Stage) -> No
     await live.queue(8, maxWaiting=1)
     await live.submit("runs", 1, 8)
     await live.until_phase("runs", "Running")
-    await live.submit("waits", 1, 8)
+
+    async def submitted() -> bool:
+        try:
+            await live.submit("waits", 1, 8)
+        except ApiError:
+            return False
+        return True
+
+    await eventually(submitted, "the one that runs is no longer counted as waiting")
     await until_refused(live, "late", f"in queue {live.name} as many wait as may: 1, and maxWaiting is 1")
     await live.end_pods("runs")
     await live.until_phase("waits", "Running")
