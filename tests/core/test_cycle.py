@@ -335,3 +335,12 @@ def test_who_has_to_borrow_after_what_was_settled_before_it_comes_after_those_wh
     assert [admission.uid for admission in plan(view, NOW).admissions] == ["z", "own"]
     alone = replace(view, waiting=Backlog(heads[:2]))
     assert [admission.uid for admission in plan(alone, NOW).admissions] == ["z", "b"]
+
+
+def test_two_queues_do_not_book_one_node_in_one_cycle() -> None:
+    """Kueue's issues 14570 and 14647: a big gang would have the node as its last, another queue's job as its only one."""
+    big, small = whole("big", 2), replace(whole("small"), queue="p")
+    decided = plan(snapshot([big, small], nodes=TWO, queues=[queue(), queue("p")]), NOW)
+    booked = [place.node for admission in decided.admissions for place in admission.placements]
+    assert len(booked) == len(set(booked))
+    assert len(decided.admissions) == len(decided.waits) == 1
