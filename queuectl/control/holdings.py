@@ -10,10 +10,9 @@ from queuectl.core.takeback import given_up
 from queuectl.core.tree import Tree
 from queuectl.model.lifecycle import Attempt, AttemptState, Outcome, Workload
 from queuectl.model.objects import Queue
-from queuectl.model.plan import Placement, Portion, held
+from queuectl.model.plan import Placement, Portion, gpus_of
 from queuectl.model.policy import Amounts, Cell
 from queuectl.model.reasons import Reason
-from queuectl.model.resources import CARD, CARDS
 
 _STAYS_OUT = {Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED, Reason.MISCONFIGURED}  # for as long as nobody edits it
 
@@ -280,4 +279,4 @@ def _returns(attempt: Attempt) -> bool:
 
 def _size(attempt: Attempt) -> tuple[int, int]:
     """Return the GPUs of an attempt, parts of them rounded up to whole ones, and its pods."""
-    return -(-held(attempt.placements).get(CARDS, 0) // CARD), attempt.whole.pods
+    return gpus_of(attempt.placements), attempt.whole.pods

@@ -21,9 +21,9 @@ from queuectl.core.nominate import Entry, flavors_of, nominate
 from queuectl.core.preemption import Field, Running, victim_order
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Gang, QueueOrder
-from queuectl.model.plan import Admission, Placement, by_index, held
+from queuectl.model.plan import Admission, Placement, by_index, gpus_of
 from queuectl.model.policy import VictimChoice
-from queuectl.model.resources import CARD, CARDS, is_extended
+from queuectl.model.resources import is_extended
 from queuectl.model.work import NO_WORK, RESTART_SECONDS, Work
 
 MAX_PROPOSALS = 20
@@ -103,11 +103,6 @@ def make_room(snapshot: Snapshot, gang: Gang, gangs: Mapping[str, Gang], now: fl
     if by_quota.wait is not None:
         return None
     return _Search(snapshot, gang, gangs, now, by_quota).best()
-
-
-def gpus_of(placements: Iterable[Placement]) -> int:
-    """Return how many GPUs placements have, parts of cards rounded up together."""
-    return -(-held(placements).get(CARDS, 0) // CARD)
 
 
 def _lacking_nodes(snapshot: Snapshot, now: float) -> list[Gang]:

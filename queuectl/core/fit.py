@@ -60,7 +60,7 @@ def place(
 def fits_later(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together) -> bool:
     """Tell whether every pod would fit once all victims that are on their way out are gone, if there are any."""
     room = fleet.free_later()
-    return room is not None and not isinstance(_place_in(fleet, room, roles, flavors, together, tell=True), Short)
+    return room is not None and holds(fleet, room, roles, flavors, together)
 
 
 def holds(fleet: Fleet, room: Room, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together) -> bool:

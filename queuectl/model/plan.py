@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from queuectl.model.policy import Cause, Cell
 from queuectl.model.reasons import Reason, Why, counted, why
-from queuectl.model.resources import CARDS, times, total
+from queuectl.model.resources import CARD, CARDS, times, total
 from queuectl.model.work import NO_WORK, Work
 
 NAMED = 10  # victims that are named
@@ -59,6 +59,11 @@ class Portion:
 def held(placements: Iterable[Placement]) -> dict[str, int]:
     """Return what all pods of placements hold, and of cards what their GPUs count as."""
     return total(times({**dict(p.requests), CARDS: p.cards}, p.pods) for p in placements)
+
+
+def gpus_of(placements: Iterable[Placement]) -> int:
+    """Return how many GPUs placements have, parts of cards rounded up together."""
+    return -(-held(placements).get(CARDS, 0) // CARD)
 
 
 def place(placement: Placement) -> tuple[str, str, str, int]:
