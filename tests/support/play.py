@@ -466,10 +466,13 @@ class Play:
         )
         limit = time.monotonic() + LATE_SECONDS
         while wanted.want:
+            late = time.monotonic() > limit
+            if late:
+                await self._ask()  # what was to be told before is told now, however slow all this is
             self._observe()
             await self._read_history()
             self.result.looks[self.now] = self._states()
-            if not differences(wanted, self.result) or time.monotonic() > limit:
+            if late or not differences(wanted, self.result):
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
