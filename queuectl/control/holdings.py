@@ -1,6 +1,6 @@
 """What active attempts hold, on nodes and of quotas: now, and as it will be once all victims are gone."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from queuectl.core.claims import Idle
@@ -31,6 +31,9 @@ class Holdings:
         self._idle: dict[str, Idle] = {}  # what of their room is free for the claims already
         self._departing: dict[str, None] = {}  # workloads that leave for others, or a part of which does
         self._candidates: dict[str, Running] = {}  # attempts as they were last looked at, by workload uid
+        self._of_queue: dict[str, dict[str, None]] = {}  # queue → workloads whose attempts count there
+        self._takeable: dict[str, list[Running]] = {}  # queue → who may be taken, as last looked at
+        self._other: set[str] = set()  # queues where these may be others now
         self.versions: dict[str, int] = {}  # changes of what queues hold, by the root of their tree
 
     def plant(self, queues: Mapping[str, Queue], broken: Collection[str]) -> None:
@@ -48,6 +51,8 @@ class Holdings:
     def add(self, workload: Workload, attempt: Attempt) -> None:
         """Count a new attempt."""
         self._held[attempt.uid] = (workload.queue, attempt)
+        self._of_queue.setdefault(workload.queue, {})[attempt.uid] = None
+        self._other.add(workload.queue)
         self._sizes[attempt.uid] = _size(attempt)
         self._note_departure(attempt)
         self._change(workload.queue, attempt.whole, +1, now=attempt.holds, later=not attempt.claimed)
@@ -95,7 +100,7 @@ class Holdings:
             self._drop_idle(uid)
         self._changed(uid)
         queue, attempt = self._held.pop(uid)
-        del self._sizes[uid]
+        del self._of_queue[queue][uid], self._sizes[uid]
         self._departing.pop(uid, None)
         self._change(queue, attempt.whole, -1, now=attempt.holds, later=not attempt.claimed)
         if attempt.leaving:
@@ -123,8 +128,21 @@ class Holdings:
         ``covered``: disruption budgets, and how many of these pods of the attempt each covers. ``elastic``: the pods
         that it can give up and run on.
         """
-        result: dict[str, list[Running]] = {}
-        for uid, (queue, attempt) in self._held.items():
+        other, self._other = self._other, {self._held[uid][0] for uid in self.claims}  # these wait for ever fewer
+        for queue in other | self._other:
+            self._takeable[queue] = list(self._running_in(queue, workloads, preemptible, covered, elastic))
+        return {queue: gangs for queue, gangs in self._takeable.items() if gangs}
+
+    def _running_in(
+        self,
+        queue: str,
+        workloads: Mapping[str, Workload],
+        preemptible: Callable[[Attempt], bool],
+        covered: Callable[[Attempt, Sequence[Placement]], tuple[tuple[str, int], ...]],
+        elastic: Callable[[Attempt], Portion | None],
+    ) -> Iterator[Running]:
+        for uid in self._of_queue.get(queue, ()):
+            attempt = self._held[uid][1]
             if attempt.claimed or attempt.leaving or attempt.coming:
                 continue
             candidate = self._candidates.get(uid)
@@ -145,8 +163,7 @@ class Holdings:
                 candidate = replace(candidate, preemptible=free, instead=self._instead(candidate, workloads))
             else:
                 continue
-            result.setdefault(queue, []).append(candidate)
-        return result
+            yield candidate
 
     def departing(self, workloads: Mapping[str, Workload]) -> list[Running]:
         """Return who leaves for others, with what goes of it."""
@@ -167,6 +184,7 @@ class Holdings:
     def _changed(self, uid: str) -> None:
         self._candidates.pop(uid, None)
         if uid in self._held:
+            self._other.add(self._held[uid][0])
             self._moved(self._held[uid][0])
 
     def _moved(self, queue: str) -> None:

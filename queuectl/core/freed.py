@@ -42,7 +42,8 @@ class Freed:
         self._room = snapshot.fleet.free()
         self._may = snapshot.fleet.mask(*kind[:2])
         self._wanted = snapshot.fleet.columns(self._role.requests)
-        self._counts = self._room.pods(*kind).tolist()
+        self._counted = self._room.pods(*kind)
+        self._counts: dict[int, int] = {}  # of rows that are others by now
         self._total = self._room.total(*kind)
         self._only_counts = fit.only_counts(snapshot.fleet, roles, flavors, together)
 
@@ -85,7 +86,7 @@ class Freed:
             self._room.use(row, columns, sign * amounts)
             if self._may[row] and self._wanted is not None:
                 now = pods_in(self._room.of(row), self._wanted)
-                self._total += now - self._counts[row]
+                self._total += now - self._counts.get(row, int(self._counted[row]))
                 self._counts[row] = now
 
     def _parts_of(self, gang: Running) -> list[Part]:

@@ -17,7 +17,7 @@ from queuectl.core.tree import height_that_fits
 from queuectl.core.victims import find_victims
 from queuectl.model.objects import NODE_LEVEL, Flavor, Gang, Queue, Role
 from queuectl.model.plan import Admission, Placement
-from queuectl.model.policy import Cell, Within
+from queuectl.model.policy import Cell, Reclaim, Within
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import CARDS, format_quantity, is_extended, is_gpu, total
 
@@ -347,6 +347,8 @@ class _Search:
         self, roles: Sequence[Role], assignment: Assignment, *, blind: bool = False, preempts: bool = True
     ) -> tuple[list[Victim], dict[str, Running]]:
         """Return victims, and who was passed over for a shield."""
+        if not self.snapshot.going and not self._may_take:
+            return [], {}
         # Where quota lacks one resource, nodes may lack another.
         on_nodes = not assignment.contested or isinstance(self._place(roles, assignment, ()), fit.Short)
         contested = frozenset(assignment.usage if on_nodes else assignment.contested)
@@ -356,6 +358,13 @@ class _Search:
         victims = find_victims(field, self._ask(assignment.usage, contested, preempts=preempts))
         self._mind(field)
         return victims, field.shielded
+
+    @property
+    def _may_take(self) -> bool:
+        """Tell whether the queue's rules let it take from anybody."""
+        rules = self.queue.preemption
+        reclaims = rules.reclaim is not Reclaim.NEVER and self.node.parent is not None
+        return reclaims or rules.within_queue is not Within.NEVER
 
     def _mind(self, field: Field) -> None:
         """Remember when those may give way who were passed over, or when the gang may ask."""

@@ -165,9 +165,9 @@ class Field:
             gang
             for gang in self.running.get(queue, ())
             if not (gang.evicting and gang.goes and _leaves_it_to(gang, ask))
+            and may_take(rule, gang, ask)
             and gang.uid not in self.taken
             and _uses(gang, ask.contested)
-            and may_take(rule, gang, ask)
             and self._is_open(gang, ask)
         ]
 
@@ -338,4 +338,8 @@ def may_take(rule: Within | Reclaim, gang: Running, ask: Ask) -> bool:
 
 
 def _uses(gang: Running, contested: frozenset[Cell]) -> bool:
-    return any(cell in contested and amount > 0 for cell, amount in gang.usage.items())
+    usage = gang.usage
+    for cell in contested:  # a loop, since it runs so often
+        if usage.get(cell, 0) > 0:
+            return True
+    return False

@@ -129,8 +129,12 @@ class Rooms:
         return known
 
     def holds(self, pods: int, inside: tuple[int, int] | None = None) -> bool:
-        """Tell whether ``place`` would find places."""
-        return self._smallest(pods, inside) is not None
+        """Tell whether ``place`` would find places: whether the widest domain that it may take has room enough."""
+        widest = max(self.need.within, inside[0] if inside else -1)
+        if widest < 0:
+            return int(self.of(0).sum()) >= self._in_units(pods)
+        room, _ = self._children(widest, inside)
+        return bool((room >= self._in_units(pods)).any())
 
     def roomiest(self) -> tuple[str, int]:
         """Return the domain of the required level that holds most, if one is required, and how many pods that are."""

@@ -6,7 +6,6 @@ The rules are those of Kueue's cohorts (KEP-79 hierarchical cohorts, KEP-1714 fa
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -236,9 +235,8 @@ class Tree:
         other = object.__new__(Tree)
         other.nodes, other.told = {}, {}
         for name, node in self.nodes.items():
-            twin = copy(node)
-            twin.usage, twin.parent, twin.children = dict(node.usage), None, []
-            other.nodes[name] = twin
+            twin = other.nodes[name] = Node(name, node.quotas, node.weight)
+            twin.subtree, twin.usage = node.subtree, dict(node.usage)
         for name, node in self.nodes.items():
             if node.parent is not None:
                 other.nodes[name].parent = other.nodes[node.parent.name]
