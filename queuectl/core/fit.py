@@ -72,7 +72,12 @@ def exceeds_cluster(
     fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together = ALIKE
 ) -> Why | None:
     """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
-    found = _place_in(fleet, fleet.emptied(), roles, flavors, together, tell=True)
+    room = fleet.emptied()
+    if only_counts(fleet, roles, flavors, together):
+        role = roles[0]
+        if room.total(flavors[role.name], role.constraints, role.requests) >= role.pods:
+            return None
+    found = _place_in(fleet, room, roles, flavors, together, tell=True)
     return found.because(Reason.EXCEEDS_CLUSTER) if isinstance(found, Short) else None
 
 

@@ -151,6 +151,7 @@ class _Search:
         self.node = snapshot.later.nodes[gang.queue]
         self.flavors = known_flavors(snapshot, self.queue)
         self.shared_groups = groups_of(self.queue.quotas)
+        self.wanted: list[Wanted] = []  # of the roles that are being tried
         self.taken = taken
         self.wakes: set[float] = set()  # when time limits end that keep others from giving way
         self.shielded = False  # whether anything does that time or a budget can end
@@ -159,9 +160,9 @@ class _Search:
 
     def entry(self, roles: tuple[Role, ...]) -> Entry:
         """Try flavors until quota and nodes both hold; else look for victims where it came closest."""
+        self.wanted = _wanted(self.queue, roles, self.flavors)
         if not self.flavors:
-            wait = self._no_flavor(_wanted(self.queue, roles, ())[0], "", {})
-            return Entry(self.gang, roles, Assignment(), wait=wait)
+            return Entry(self.gang, roles, Assignment(), wait=self._no_flavor(self.wanted[0], "", {}))
         excluded = self._over_a_limit(roles)  # role and flavor that can't be had now
         shorts: list[tuple[Assignment, Why]] = []  # that quota allows in the end, and not now
         assignment = self._assign(roles, excluded)
@@ -173,6 +174,9 @@ class _Search:
             if found.spent <= excluded:
                 break
             excluded |= found.spent
+            if self._none_left(excluded):
+                assignment = Assignment(way=Way(Mode.NEVER))
+                break
             assignment = self._assign(roles, excluded)
         preempting = self._preempting(roles, self._worth_a_search(roles, assignment, shorts, excluded))
         if preempting is not None:
@@ -192,6 +196,11 @@ class _Search:
             wait = exceeds or wait
         by_quota = short is None and not self.shielded and assignment.mode in {Mode.NEVER, Mode.NOBODY}
         return Entry(self.gang, roles, assignment, wait=wait, wake_at=wake_at, by_quota=by_quota)
+
+    def _none_left(self, excluded: Collection[tuple[str, str]]) -> bool:
+        """Tell whether a role that counts has been tried with every flavor."""
+        counted = [role for wanted in self.wanted if any(wanted.amounts.values()) for role in wanted.roles]
+        return any(all((role, flavor.name) in excluded for flavor in self.flavors) for role in counted)
 
     def _worth_a_search(
         self,
@@ -265,7 +274,7 @@ class _Search:
             self.node,
             self._groups,
             self.queue.choice,
-            _wanted(self.queue, roles, self.flavors),
+            self.wanted,
             suits=lambda wanted, flavor: (
                 not any((r, flavor) in excluded for r in wanted.roles) and self._suits(wanted, flavor)
             ),

@@ -161,9 +161,12 @@ class Field:
         """Return who of a queue may be taken by the rule, does not go anyway and uses what is contested."""
         if rule in {Within.NEVER, Reclaim.NEVER}:
             return []
+        there = self.running.get(queue, ())
+        if rule in {Within.LOWER_PRIORITY, Reclaim.LOWER_PRIORITY}:  # once more, since most are out by that
+            there = [gang for gang in there if gang.priority < ask.priority]
         return [
             gang
-            for gang in self.running.get(queue, ())
+            for gang in there
             if not (gang.evicting and gang.goes and _leaves_it_to(gang, ask))
             and may_take(rule, gang, ask)
             and gang.uid not in self.taken

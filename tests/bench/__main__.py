@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def _gangs(options: argparse.Namespace) -> Part:
 def _decisions(options: argparse.Namespace) -> Part:
     figures: dict[str, object] = {}
     tables = []
-    for name, shapes in _shapes(len(options.sizes)).items():
+    for name, shapes in _shapes(options.sizes).items():
         found = []
         for size in decisions.measure(options.sizes, options.events, shapes):
             _say(f"decided, {name}: {size.nodes} nodes, {size.gangs} waiting")
@@ -81,10 +81,10 @@ def _runs(load: Load, connections: list[int], rounds: int) -> Iterator[gangs.Run
             yield run
 
 
-def _shapes(sizes: int) -> dict[str, list[decisions.Shape]]:
-    cohorts = decisions.COHORTS[-sizes:]
+def _shapes(sizes: Sequence[tuple[int, int]]) -> dict[str, list[decisions.Shape]]:
+    cohorts = [(max(10, nodes // 10), max(1, nodes // 100)) for nodes, _ in sizes]  # queues, cohorts
     return {
-        "separate queues": [decisions.Shape()] * sizes,
+        "separate queues": [decisions.Shape()] * len(sizes),
         "cohorts": [decisions.Shape(queues, cohorts) for queues, cohorts in cohorts],
         "cohorts, fair sharing": [decisions.Shape(queues, cohorts, fair=True) for queues, cohorts in cohorts],
     }

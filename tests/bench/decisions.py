@@ -26,8 +26,7 @@ from queuectl.model.policy import FairRule, Preemption, Quota, Reclaim, Within
 from queuectl.model.reasons import Reason, why
 from tests.bench.plane import peak_memory
 
-SIZES = ((100, 1_000), (1_000, 10_000), (10_000, 100_000))  # nodes, waiting gangs
-COHORTS = ((10, 1), (100, 10), (1_000, 100))  # queues, cohorts, for each of these sizes
+SIZES = ((100, 1_000), (1_000, 10_000), (10_000, 100_000), (20_000, 200_000))  # nodes, waiting gangs
 EVENTS = 100
 BUDGET_SECONDS = 60.0  # of measuring one size
 GPU, FLAVOR = "nvidia.com/gpu", "h100"
