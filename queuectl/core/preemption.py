@@ -342,7 +342,7 @@ def may_take(rule: Within | Reclaim, gang: Running, ask: Ask) -> bool:
 
 def _uses(gang: Running, contested: frozenset[Cell]) -> bool:
     usage = gang.usage
-    for cell in contested:  # a loop, since it runs so often
+    for cell in contested:  # noqa: SIM110 - a loop, since it runs so often
         if usage.get(cell, 0) > 0:
             return True
     return False
