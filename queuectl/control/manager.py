@@ -5,6 +5,7 @@ the ledger is read, then the first cycle runs. A term that is lost takes all of 
 """
 
 import asyncio
+import gc
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -146,6 +147,7 @@ class Manager:
                 group.create_task(informer.run())
             await feed.in_sync(everything)
             await feed.load(world, self._ledger)
+            gc.freeze()  # what was loaded stays: to look through all of it for garbage would halt decisions again and again
             log.info("in sync", jobs=len(world.jobs), active=len(world.attempts), nodes=len(world.fleet.node_names()))
             engine.beat = time.monotonic()
             self.health.engine = engine

@@ -632,7 +632,7 @@ class World:
         """Return what holds for the job, by its class and its own word."""
         named = self.priorities.get(job.priority_class) if job.priority_class else None
         given = named or PriorityClass(job.priority_class, 0 if job.priority_class else job.gang.priority)
-        return replace(given, preemptible=given.preemptible and job.gang.preemptible)
+        return given if job.gang.preemptible or not given.preemptible else replace(given, preemptible=False)
 
     def _ready_or_not(self, uid: str) -> None:
         """Take in that a gang may have pods to spare now, or has none any more."""
@@ -686,8 +686,7 @@ class World:
 
     def _gang(self, job: Job, workload: Workload) -> Gang:
         given = self._class_of(job)
-        return replace(
-            job.gang,
+        return job.gang.but(
             priority=workload.priority,
             preemptible=given.preemptible,
             preempts=given.preempts and workload.uid not in self._winners and workload.late_starts < MAX_LATE_STARTS,

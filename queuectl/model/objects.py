@@ -146,6 +146,14 @@ class Gang:
             self.queue, self.gpu_models, self.alternatives, self.together, self.roles, self.preemptible, self.preempts,
         )  # fmt: skip
 
+    def but(self, **changes: object) -> "Gang":
+        """Return the gang with other values, as ``replace`` does; faster, for a hundred thousand come at once."""
+        other = object.__new__(Gang)
+        other.__dict__.update(self.__dict__)
+        other.__dict__.pop("shape", None)
+        other.__dict__.update(changes)
+        return other
+
 
 NODE_LEVEL = "node"  # the level below all others that every flavor has
 

@@ -122,6 +122,7 @@ def _world(nodes: int, gangs: int, shape: Shape, dice: random.Random) -> World:
         _submit(world, _gang(number, shape, dice))
     world.load([], [], 0)
     _told(world)
+    gc.freeze()  # as the controller does once it has loaded all
     return world
 
 
