@@ -144,6 +144,7 @@ class Manager:
             group.create_task(self._show(epoch))
             for informer in everything:
                 group.create_task(informer.run())
+            group.create_task(feed.follow_volumes(self._client, world, wake))
             await feed.in_sync(everything)
             await feed.load(world, self._ledger)
             log.info("in sync", jobs=len(world.jobs), active=len(world.attempts), nodes=len(world.fleet.node_names()))

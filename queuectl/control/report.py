@@ -132,7 +132,7 @@ class Reporter:
             live = await self._writer.get_job(job)
             if live is None or uid not in self._world.jobs:
                 return None
-            self._world.jobs[uid] = live
+            self._world.keep_job(live)
         raise ApiUnreachableError("the job's status is being written by others all the time")
 
     async def run(self) -> None:
@@ -223,7 +223,7 @@ class Reporter:
         written = await self._writer.patch_job_status(job, wanted)
         known = self._world.jobs.get(job.gang.uid)
         if known is not None and int(known.resource_version) < int(written.resource_version):
-            self._world.jobs[job.gang.uid] = written
+            self._world.keep_job(written)
         return written
 
     def _is_told(self, job: Job) -> bool:

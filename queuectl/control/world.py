@@ -4,7 +4,8 @@ Informers tell it of changes; the engine tells it what the ledger has committed.
 what has changed since the last look, so that a cycle costs what changed and not what exists.
 """
 
-from collections import Counter
+import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,7 @@ from queuectl.core.limits import Held, limited
 from queuectl.core.snapshot import Elastic, Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
+from queuectl.core.volumes import Volumes
 from queuectl.model.lifecycle import Attempt, AttemptState, Done, End, Move, Outcome, Shrink, Workload, WorkloadState
 from queuectl.model.objects import (
     Budget,
@@ -37,6 +39,7 @@ from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion, held
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import Resources
+from queuectl.model.volumes import Claim, StorageClass, Volume
 from queuectl.model.work import Work
 
 AttemptKey = tuple[str, int]  # workload uid, number
@@ -98,6 +101,10 @@ class World:
         self._stirs: dict[str, int] = {}  # jobs that came, went or changed, by the root of their queue's tree
         self._winners: dict[str, tuple[int, int]] = {}  # who has preempted, and in which state of things
         self._small: set[str] = set()  # workloads of attempts with fewer pods than they ask for
+        self.uses_claims = asyncio.Event()  # set once a job does: only then claims are of any matter
+        self._volumes = Volumes()
+        self._claiming: dict[str, Job] = {}  # jobs that use claims, as they were read, by uid
+        self._users: defaultdict[str, set[str]] = defaultdict(set)  # uids of those, by namespace and name of the claim
         self._stale: set[str] = set()  # workloads that wait, or that wait no more, unlike what the backlog says
 
     # What informers tell
@@ -199,8 +206,9 @@ class World:
         known = self.jobs.get(uid)
         if new is None:
             self.jobs.pop(uid, None)
+            self._forget_claims(uid)
         elif known is None or int(known.resource_version) <= int(new.resource_version):
-            self.jobs[uid] = new  # else it was written since, and the watch is still behind
+            self.keep_job(new)  # else it was written since, and the watch is still behind
         self.touched.add(uid)
         self._stale.add(uid)
         if old is None or new is None or old.generation != new.generation or old.deleting != new.deleting:
@@ -208,6 +216,51 @@ class World:
             self.restated.add(uid)
             self.holdings.look_again((uid,))
             self._stir((new or old).gang.queue)  # type: ignore[union-attr]
+
+    def keep_job(self, job: Job) -> None:
+        """Have a job as it was read last, with what its claims mean for it."""
+        uid = job.gang.uid
+        if job.volumes or uid in self._claiming:
+            self._forget_claims(uid)
+        if job.volumes:
+            self.uses_claims.set()
+            self._claiming[uid] = job
+            for key in _claims_of(job):
+                self._users[key].add(uid)
+        self.jobs[uid] = self._volumes.judge(job)
+
+    def on_claim(self, old: Claim | None, new: Claim | None) -> None:
+        """Take in a changed PersistentVolumeClaim."""
+        if new is not None:
+            self._volumes.claims[new.key] = new
+        elif old is not None:
+            self._volumes.claims.pop(old.key, None)
+        if new != old:
+            self._judge_again(self._users.get((new or old).key, ()))  # type: ignore[union-attr]
+
+    def on_volume(self, old: Volume | None, new: Volume | None) -> None:
+        """Take in a changed PersistentVolume."""
+        if new is not None:
+            self._volumes.volumes[new.name] = new
+        elif old is not None:
+            self._volumes.volumes.pop(old.name, None)
+        if new != old:
+            for one in filter(None, (old, new)):
+                self._judge_again(self._users.get(one.claim, ()))
+
+    def on_storage_class(self, old: StorageClass | None, new: StorageClass | None) -> None:
+        """Take in a changed StorageClass."""
+        if new is not None:
+            self._volumes.classes[new.name] = new
+        elif old is not None:
+            self._volumes.classes.pop(old.name, None)
+        if new != old:
+            self._judge_again(self._claiming)
+
+    def volumes_are_known(self) -> None:
+        """Take in that all claims, volumes and storage classes have been read."""
+        self._volumes.known = True
+        self._judge_again(self._claiming)
 
     # What the ledger says
 
@@ -480,6 +533,24 @@ class World:
 
     # Inside
 
+    def _judge_again(self, uids: Iterable[str]) -> None:
+        """Look again what their claims mean for jobs."""
+        for uid in list(uids) if self._volumes.known else ():
+            job = self._volumes.judge(self._claiming[uid])
+            if job != self.jobs.get(uid):
+                self.jobs[uid] = job
+                self._stale.add(uid)
+                self.touched.add(uid)
+                self.restated.add(uid)
+                self.changes.candidates = True
+
+    def _forget_claims(self, uid: str) -> None:
+        job = self._claiming.pop(uid, None)
+        for key in _claims_of(job) if job else ():
+            self._users[key].discard(uid)
+            if not self._users[key]:
+                del self._users[key]
+
     def _arrival(self, uid: str) -> tuple[float, int]:
         """Order of first sight: creation times have whole seconds only, versions grow with each write."""
         job = self.jobs.get(uid)
@@ -729,3 +800,8 @@ class World:
 def _identity(pod: Pod) -> tuple[str, int, str, int]:
     """Return what our labels say, which anybody may change."""
     return pod.workload, pod.attempt, pod.role, pod.index
+
+
+def _claims_of(job: Job) -> set[str]:
+    """Return namespace and name of the claims that a job's pods use."""
+    return {f"{job.gang.namespace}/{use.claim}" for use in job.volumes if use.claim}

@@ -66,6 +66,7 @@ class Constraints:
     terms: tuple[NodeTerm, ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     gpu: GpuNeed | None = None  # None: its GPUs, if it has any, may be anything
+    volumes: tuple[tuple[NodeTerm, ...], ...] = ()  # from where its volumes can be reached: of each one term
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +299,16 @@ class Pod:
         return self.phase in {"Succeeded", "Failed"}
 
 
+@dataclass(frozen=True, slots=True)
+class VolumeUse:
+    """A volume of a role's pods that is there by a claim."""
+
+    role: str
+    name: str
+    claim: str = ""  # name of the claim; empty: each pod makes one of its own
+    storage_class: str | None = None  # of what each pod makes; None: the cluster's default
+
+
 @dataclass(frozen=True)
 class Job:
     """A TrainingJob as the controller works with it. ``problem`` is set when its spec can't be used."""
@@ -315,4 +326,5 @@ class Job:
     templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # role → pod template
     status: Mapping[str, Any] = field(default_factory=dict)  # as it stands in the API server
     unpromised: tuple[str, ...] = ()  # fields of its pods that no reservation takes into account
+    volumes: tuple[VolumeUse, ...] = ()
     problem: Why | None = None

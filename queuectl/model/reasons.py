@@ -33,6 +33,7 @@ class Reason(Enum):
         " {wanted}."
     )
     MISCONFIGURED = "{field}: {problem}"
+    VOLUME_NOT_READY = "Its role {role} uses {volume}, and {problem}."
     NO_MATCHING_FLAVOR = "Queue {queue} has no flavor for role {role}: {problem}."
     EXCEEDS_MAX_QUOTA = (
         "Can never fit: it asks for {wanted} {resource} and queue {queue} has {nominal} in flavor {flavor}."
@@ -70,7 +71,7 @@ class Reason(Enum):
     )
     NOT_PROMISED = (
         "No reservation takes {fields} into account: kube-scheduler may keep pods from the nodes that are reserved for"
-        " them, and the whole gang then goes back to its queue at its start deadline."
+        " them, or a node not start them, and the whole gang then goes back to its queue at its start deadline."
     )
     # starting and running
     ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
