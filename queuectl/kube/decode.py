@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from queuectl.kube import moves
 from queuectl.kube.alone import alone, unpromised
 from queuectl.kube.informer import Item
 from queuectl.kube.names import (
@@ -464,6 +465,7 @@ def job(raw: Bytes) -> Item[Job]:
         status=seen.status,
         unpromised=left_open,
         volumes=volumes,
+        move=moves.read(meta.annotations),
         problem=problem,
     )
     return Item(meta.uid, meta.resource_version, value)

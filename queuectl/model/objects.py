@@ -300,6 +300,19 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveRequest:
+    """What somebody asks for with a running job: that it moves, with others, so that a waiting one can start."""
+
+    uid: str = ""  # of the one that waits
+    job: str = ""  # its namespace and name
+    moves: tuple[tuple[str, int], ...] = ()  # uid and attempt of each that is to move
+    within: float = 0.0  # seconds of running after which it must have made up for the moves
+    until: float = 0.0  # Unix seconds; not carried out later
+    by: str = ""  # who asks, as the API server says
+    problem: str = ""  # what is wrong with the request itself
+
+
+@dataclass(frozen=True, slots=True)
 class VolumeUse:
     """A volume of a role's pods that is there by a claim."""
 
@@ -327,4 +340,5 @@ class Job:
     status: Mapping[str, Any] = field(default_factory=dict)  # as it stands in the API server
     unpromised: tuple[str, ...] = ()  # fields of its pods that no reservation takes into account
     volumes: tuple[VolumeUse, ...] = ()
+    move: MoveRequest | None = None  # that it is asked for and has not been answered
     problem: Why | None = None

@@ -90,6 +90,8 @@ class Reason(Enum):
     GROWTH_FAILED = "Gave {gone:pod} back by which it was to grow: {problem}. The other {after} run on."
     # given back
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
+    MOVED = "Moves to make room for {job} of queue {queue}, as {by} asked: its room is kept on {nodes}. It loses {lost}{since}."
+    MOVES_REFUSED = "Nobody moves to make room for {job}, as {by} asked: {problem}."
     QUOTA_TAKEN_BACK = (
         "The quota no longer covers it: in queue {queue}, {used} {resource} in flavor {flavor} were in use, and"
         " {allowed} may be."
@@ -168,7 +170,9 @@ CAUSES = {
     Cause.RECLAIM: "its queue takes back quota that was lent",
     Cause.RECLAIM_WHILE_BORROWING: "it has the higher priority, and its queue may preempt while it borrows",
     Cause.FAIR_SHARE: "its queue has had the smaller share",
+    Cause.DEFRAGMENTATION: "it finds no room together otherwise",
 }
+FOR_OTHERS = frozenset({Reason.PREEMPTED, Reason.MOVED})  # ends for somebody else's sake
 
 BY_CODE = {reason.code: reason for reason in Reason}
 _HOLES = {reason: {name for _, name, _, _ in Formatter().parse(reason.value) if name} for reason in Reason}
