@@ -2,7 +2,6 @@
 
 import heapq
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +33,8 @@ from queuectl.simulate.form import EventForm, JobForm, Scenario
 
 MAX_ROUNDS = 500  # in one instant; a round admits hundreds
 MAX_INSTANTS = 100_000
+
+PAYS_WITHIN = 3600.0  # seconds, of moves that are asked for; what queuectl defrag takes by default
 
 OVERTAKEN = "Overtaken"  # it had not started yet, so nobody is evicted
 PREEMPTED = "Preempted"  # somebody takes its room
@@ -385,14 +386,14 @@ class Clockwork:
         )
 
     def _defrag(self, name: str) -> bool:
-        """Ask for the moves that make room for a waiting job, whatever they cost; False when there are none."""
+        """Ask for the moves that make room for a waiting job; False when there are none."""
         self._save()
         snapshot, gangs = self.world.snapshot(self.now), self.world.gangs()
-        found = proposals(snapshot, gangs, self.now, within=math.inf, only={name})
+        found = proposals(snapshot, gangs, self.now, PAYS_WITHIN, only={name})
         for proposal in found:
             moves = tuple(sorted((move.gang.uid, move.gang.attempt) for move in proposal.moves))
             job = f"{proposal.gang.namespace}/{name}"
-            self.cluster.ask(MoveRequest(name, job, moves, within=math.inf, until=self.now + 1, by="an admin"))
+            self.cluster.ask(MoveRequest(name, job, moves, PAYS_WITHIN, until=self.now + 1, by="an admin"))
         return bool(found)
 
     def _state(self, workload: Workload) -> State:
