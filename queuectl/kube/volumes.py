@@ -92,9 +92,8 @@ def claim(raw: Bytes) -> Item[Claim]:
     seen = _decode_claim(raw)
     meta, spec = seen.metadata, seen.spec
     value = Claim(
-        namespace=meta.namespace,
-        name=meta.name,
-        modes=tuple(map(sys.intern, spec.access_modes)),
+        key=f"{meta.namespace}/{meta.name}",
+        modes=_modes(tuple(spec.access_modes)),
         volume=spec.volume_name,
         bound=bool(spec.volume_name) and _BIND_COMPLETED in meta.annotations,
         storage_class=sys.intern(meta.annotations.get(_CLASS) or spec.storage_class_name),
@@ -146,6 +145,11 @@ def uses(role: str, spec: Mapping[str, Any]) -> Iterator[VolumeUse]:
 def _shared(reach: tuple[Terms, ...]) -> tuple[Terms, ...]:
     """Return one object for all that are equal: a cluster has many volumes and few zones."""
     return reach
+
+
+@lru_cache(maxsize=64)
+def _modes(modes: tuple[str, ...]) -> tuple[str, ...]:
+    return modes
 
 
 def _zone(label: str, value: str) -> Terms:

@@ -170,7 +170,6 @@ CAUSES = {
     Cause.RECLAIM: "its queue takes back quota that was lent",
     Cause.RECLAIM_WHILE_BORROWING: "it has the higher priority, and its queue may preempt while it borrows",
     Cause.FAIR_SHARE: "its queue has had the smaller share",
-    Cause.DEFRAGMENTATION: "it finds no room together otherwise",
 }
 FOR_OTHERS = frozenset({Reason.PREEMPTED, Reason.MOVED})  # ends for somebody else's sake
 

@@ -13,8 +13,7 @@ Terms = tuple[NodeTerm, ...]  # alternatives
 class Claim:
     """A PersistentVolumeClaim."""
 
-    namespace: str
-    name: str
+    key: str  # namespace/name
     modes: tuple[str, ...] = ()  # its access modes
     volume: str = ""  # the PersistentVolume that it has, or is to have
     bound: bool = False  # it has it
@@ -24,9 +23,9 @@ class Claim:
     deleting: bool = False
 
     @property
-    def key(self) -> str:
-        """Namespace and name."""
-        return f"{self.namespace}/{self.name}"
+    def name(self) -> str:
+        """Its name in its namespace."""
+        return self.key.partition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)

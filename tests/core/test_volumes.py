@@ -14,7 +14,7 @@ from tests.support.builders import flavor, gang, node, queue, role
 
 ZONE = "topology.kubernetes.io/zone"
 B = (NodeTerm((Requirement(ZONE, "In", ("b",)),)),)
-BOUND = Claim("team", "data", ("ReadWriteMany",), volume="pv", bound=True)
+BOUND = Claim("team/data", ("ReadWriteMany",), volume="pv", bound=True)
 PV = Volume("pv", "team/data", (B,))
 FAST = StorageClass("fast", waits=True, reach=B)
 
@@ -38,7 +38,7 @@ def test_pods_go_where_their_volume_can_be_reached() -> None:
     assert (job.problem, job.unpromised, job.gang.roles[0].constraints.volumes) == (None, (), (B,))
 
 
-UNBOUND = Claim("team", "data", ("ReadWriteMany",), storage_class="slow")
+UNBOUND = Claim("team/data", ("ReadWriteMany",), storage_class="slow")
 WAITING = {
     "none": (None, PV, "it does not exist"),
     "not bound": (UNBOUND, PV, "it is not bound to a volume"),

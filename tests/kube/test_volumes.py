@@ -22,7 +22,7 @@ def _raw(spec: dict[str, Any], *, status: dict[str, Any] | None = None, **meta: 
 def test_a_claim_is_bound_only_once_the_binder_says_so() -> None:
     spec = {"volumeName": "pv", "accessModes": ["ReadWriteMany"], "storageClassName": "fast", "resources": {}}
     done = {"pv.kubernetes.io/bind-completed": "yes", "volume.kubernetes.io/selected-node": "n1"}
-    free = Claim("team", "data", ("ReadWriteMany",), volume="pv", storage_class="fast")
+    free = Claim("team/data", ("ReadWriteMany",), volume="pv", storage_class="fast")
     assert volumes.claim(_raw(spec, namespace="team")).value == free
     bound = volumes.claim(_raw(spec, namespace="team", annotations=done, status={"phase": "Lost"})).value
     assert (bound.bound, bound.node, bound.lost, bound.key) == (True, "n1", True, "team/data")
