@@ -7,6 +7,7 @@ import pytest
 
 from queuectl.cli.errors import Exit
 from queuectl.cli.moves import Asked
+from queuectl.kube.names import MOVE_BY
 from queuectl.local.controlplane import Running
 from queuectl.model.objects import MoveRequest
 from tests.support import ledger
@@ -107,5 +108,7 @@ async def test_what_does_not_hold_any_more_is_refused_and_nobody_moves(live: Sta
     assert "not all jobs that are to move still run as they did" in told
     for job in (first, second):
         assert (await live.until_phase(job, "Running"))["status"]["attempt"] == 1
+    forged = await live.patch_job(first, {"metadata": {"annotations": {MOVE_BY: "mallory"}}})
+    assert forged["metadata"]["annotations"][MOVE_BY] in told
     gone = Asked(live.client, request, {f"{live.namespace}/nobody": "none"})
     assert await gone.ask() == Exit.NOT_FOUND

@@ -1,71 +1,9 @@
-"""Gangs go where their volumes can be reached, and kube-scheduler agrees. A test binds claims as the binder would."""
+"""Gangs go where their volumes can be reached, and kube-scheduler agrees."""
 
-from collections.abc import AsyncIterator
-
-import pytest
-
-from queuectl.kube.client import MERGE_PATCH
-from tests.support.stage import Object, Stage
+from tests.support.claims import Claims
+from tests.support.stage import Stage
 
 ZONE = "topology.kubernetes.io/zone"
-MODE, STORAGE = "ReadWriteMany", "1Gi"
-
-
-@pytest.fixture
-async def claims(live: Stage) -> AsyncIterator["Claims"]:
-    result = Claims(live)
-    try:
-        yield result
-    finally:
-        await result.close()
-
-
-class Claims:
-    """Claims of the stage's namespace, with volumes that were made for them."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._paths: list[str] = []
-
-    async def bound(self, name: str, *, zone: str) -> None:
-        """Create a claim and a volume that only nodes of a zone reach, bound to each other."""
-        stage, volume = self._stage, f"{self._stage.name}-{name}"
-        spec = {"accessModes": [MODE], "storageClassName": "", "volumeName": volume}
-        claim = await self._create(
-            "PersistentVolumeClaim", name, {**spec, "resources": {"requests": {"storage": STORAGE}}}
-        )
-        expression = {"key": ZONE, "operator": "In", "values": [zone]}
-        ref = {key: claim["metadata"][key] for key in ("namespace", "name", "uid")}
-        await self._create(
-            "PersistentVolume",
-            volume,
-            {
-                "accessModes": [MODE],
-                "capacity": {"storage": STORAGE},
-                "hostPath": {"path": "/data"},
-                "claimRef": {"kind": "PersistentVolumeClaim", "apiVersion": "v1", **ref},
-                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}},
-            },
-        )
-        done = {"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}}}
-        for path in self._paths[-2:]:
-            status = {"status": {"phase": "Bound"}}
-            await stage.client.request("PATCH", f"{path}/status", body=status, content_type=MERGE_PATCH)
-        await stage.client.request("PATCH", self._paths[-2], body=done, content_type=MERGE_PATCH)
-
-    async def close(self) -> None:
-        for path in self._paths:  # no controller takes the finalizers away
-            await self._stage.client.request("DELETE", path)
-            body = {"metadata": {"finalizers": None}}
-            await self._stage.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
-
-    async def _create(self, kind: str, name: str, spec: Object) -> Object:
-        namespaced = kind == "PersistentVolumeClaim"
-        meta = {"name": name} | ({"namespace": self._stage.namespace} if namespaced else {})
-        created = await self._stage.create({"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": spec})
-        base = f"/api/v1/namespaces/{self._stage.namespace}" if namespaced else "/api/v1"
-        self._paths.append(f"{base}/{kind.lower()}s/{name}")
-        return created
 
 
 async def test_a_gang_goes_to_the_zone_of_its_volume_waits_for_it_and_is_bound(live: Stage, claims: Claims) -> None:
@@ -77,7 +15,7 @@ async def test_a_gang_goes_to_the_zone_of_its_volume_waits_for_it_and_is_bound(l
     told = await live.until_reason("first", "VolumeNotReady")
     assert "uses claim data, and it does not exist" in told["status"]["message"]
 
-    await claims.bound("data", zone="b")
+    await claims.bound("data", reach={ZONE: "b"})
     running = await live.until_phase("first", "Running")
     assert {p["spec"]["nodeName"] for p in await live.pods("first")} == {home}
     assert not [one for one in running["status"]["conditions"] if one["type"] == "PlaceUncertain"]
