@@ -127,16 +127,17 @@ def make_room(snapshot: Snapshot, gang: Gang, gangs: Mapping[str, Gang], now: fl
 
 def _lacking_nodes(snapshot: Snapshot, now: float) -> list[Gang]:
     """Return of each shape of waiting gangs the first, if only nodes keep it waiting."""
-    firsts = [gang for queue in list(snapshot.waiting.lines) for gang in first_in_line(snapshot, queue, now)]
+    backlog = snapshot.waiting
+    backlog.wake(now)
+    backlog.tell_apart({name for name, queue in snapshot.queues.items() if particular(queue)})
+    firsts = [gang for queue in backlog.lines for gang in first_in_line(snapshot, queue)]
     entries = [entry for gang in firsts for entry in [lacks_nodes(snapshot, gang, now)] if entry]
     return [entry.gang for entry in sorted(entries, key=entry_key)]
 
 
-def first_in_line(snapshot: Snapshot, name: str, now: float) -> list[Gang]:
+def first_in_line(snapshot: Snapshot, name: str) -> list[Gang]:
     """Return of a queue whom others of the same shape do not go before; none of one that starts nobody."""
     backlog, queue = snapshot.waiting, snapshot.queues.get(name)
-    backlog.wake(now)
-    backlog.tell_apart({name for name, queue in snapshot.queues.items() if particular(queue)})
     if queue is None or name in snapshot.broken_queues or stopped(snapshot.queues, name) or name not in backlog.lines:
         return []
     firsts = sorted((group.gangs[0] for group in backlog.lines[name].groups.values()), key=pending_key)

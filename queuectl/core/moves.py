@@ -37,7 +37,7 @@ def proposal_for(snapshot: Snapshot, order: MoveOrder, now: float) -> Proposal |
         problem = "it does not wait"
     elif order.gangs.keys() != dict(request.moves).keys():
         problem = "not all jobs that are to move still run as they did"
-    elif gang not in first_in_line(snapshot, gang.queue, now):
+    elif gang not in first_in_line(snapshot, gang.queue):
         problem = f"it is not its turn in queue {gang.queue}, or the queue starts nobody"
     elif lacks_nodes(snapshot, gang, now) is None:
         problem = "it can start without that, or more than nodes keeps it waiting"

@@ -1,5 +1,6 @@
 """Moves that somebody asks for: all at once or none, and nobody else gets the room of those who are on their way."""
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -10,11 +11,16 @@ import pytest
 from queuectl.core.cycle import plan
 from queuectl.core.defrag import make_room
 from queuectl.core.fleet import Base
-from queuectl.core.moves import KEPT_SECONDS
-from queuectl.core.snapshot import MoveOrder
+from queuectl.core.moves import KEPT_SECONDS, kept_for, moved
+from queuectl.core.snapshot import MoveOrder, Moving
+from queuectl.model.lifecycle import End, Outcome
 from queuectl.model.objects import MoveRequest
+from queuectl.model.plan import Eviction, Placement, Portion
+from queuectl.model.policy import Cause
+from queuectl.model.reasons import Reason, why
 from queuectl.simulate.clockwork import PREEMPTED, REFUSED, Clockwork, Run
 from queuectl.simulate.form import GPU, read
+from queuectl.store.rows import end_from_json, end_to_json
 from tests.core.test_defrag import NOW, draw
 from tests.support.builders import gang, role, snapshot
 
@@ -62,12 +68,12 @@ def test_one_moves_the_other_starts_and_nobody_gets_the_room_in_between(events: 
     places: dict[str, str] = {}
     result = clock.run()
     assert told(result, PREEMPTED) == [(20, "moves", "Moved")]
-    [moved] = result.of(PREEMPTED)
+    [gone] = result.of(PREEMPTED)
     home = places["stays"]
-    assert moved.why.startswith(
+    assert gone.why.startswith(
         "Moves to make room for default/whole of queue q, as an admin asked: its room is kept on"
     )
-    assert f"kept on {home}. It loses " in moved.why
+    assert f"kept on {home}. It loses " in gone.why
     running = {entry.job: entry.at for entry in result.of("Running")}
     assert (running["whole"], running["moves"]) == (50, 50)
     assert nodes(clock) == {"stays": home, "moves": home, "whole": places["moves"]}
@@ -167,3 +173,14 @@ def test_whatever_else_waits_all_that_a_cycle_gives_away_fits_beside_those_who_m
                 after.fleet.reserve(p.node, p.requests, sign * p.pods)
         assert (after.fleet.matrix(Base.FREE) >= 0).all()
     assert found > 25
+
+
+def test_what_is_kept_for_whoever_moves_is_in_the_ledger() -> None:
+    to = (Placement("worker", "any", "n1", 2, (("cpu", 500), (GPU, 4)), cards=4, first=1),)
+    told = moved(
+        Eviction("j", Cause.DEFRAGMENTATION, to=to), {("any", GPU): 8}, NOW, job="w", queue="q", lost="", since=""
+    )
+    read_back = end_from_json(json.loads(json.dumps(end_to_json(End(told, Outcome.REQUEUE)))))
+    assert read_back is not None
+    assert kept_for("q", read_back.why) == Moving("q", Portion(to, {("any", GPU): 8}), NOW + KEPT_SECONDS)
+    assert kept_for("q", why(Reason.SPEC_CHANGED)) is None
