@@ -98,7 +98,7 @@ def test_no_room_is_kept_for_whoever_does_not_want_it_any_more() -> None:
 
 STALE: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
     "no room elsewhere": ([{"name": "other", "gpus": 4, "at": 15}], {}, "make no room for it any more"),
-    "another attempt": ([], {"moves": {"moves": 2}}, "not all jobs that are to move still run as they did"),
+    "another attempt": ([], {"moves": {"moves": 2}}, "not all who are to move still run as they did"),
     "too dear": ([], {"within": 1}, "only after 30"),
     "too late": ([], {"until": 19}, "it was not carried out in time"),
     "others first": ([{"name": "before", "gpus": 8, "priority": 1, "at": 15}], {}, "it is not its turn in queue q"),
@@ -139,7 +139,7 @@ def test_a_request_waits_for_all_whom_it_is_about_and_then_for_no_longer_than_it
     result = clock.run()
     assert told(result, PREEMPTED) == []
     assert told(result, REFUSED) == [(30, "whole", "MovesRefused")]
-    assert "not all jobs that are to move were marked in time" in result.of(REFUSED)[0].why
+    assert "not all who are to move were marked in time" in result.of(REFUSED)[0].why
 
     clock = clockwork()
     clock.at(20, lambda: clock.cluster.ask(request, of=["moves"]))

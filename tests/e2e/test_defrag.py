@@ -105,7 +105,7 @@ async def test_what_does_not_hold_any_more_is_refused_and_nobody_moves(live: Sta
     assert await asked.ask() == Exit.DONE
     assert await asked.wait(60) == Exit.REFUSED
     told = await live.until_event("whole", "MovesRefused")
-    assert "not all jobs that are to move still run as they did" in told
+    assert "not all who are to move still run as they did" in told
     for job in (first, second):
         assert (await live.until_phase(job, "Running"))["status"]["attempt"] == 1
     forged = await live.patch_job(first, {"metadata": {"annotations": {MOVE_BY: "mallory"}}})
