@@ -116,8 +116,8 @@ class _Cycle:
             keep(self.snapshot, one)
             self.wakes.append(one.until)
         for number, order in enumerate(self.snapshot.orders):
-            if number == MAX_MOVES:
-                self.wakes.append(self.now)
+            if self.preemptions or number == MAX_MOVES:
+                self.wakes.append(self.now)  # the next cycle sees those on their way who move in this one
                 break
             if order.whole or order.request.until <= self.now:
                 self._make_moves(order)

@@ -184,3 +184,16 @@ def test_what_is_kept_for_whoever_moves_is_in_the_ledger() -> None:
     assert read_back is not None
     assert kept_for("q", read_back.why) == Moving("q", Portion(to, {("any", GPU): 8}), NOW + KEPT_SECONDS)
     assert kept_for("q", why(Reason.SPEC_CHANGED)) is None
+
+
+def test_of_two_requests_for_the_same_room_one_is_carried_out() -> None:
+    """Each of them could be: the other's mover has a place beside this one's."""
+    clock = clockwork(jobs=[{"name": "too", "gpus": 8, "at": 11, "minPods": 1}])
+    first = MoveRequest("whole", "default/whole", (("moves", 1),), math.inf, until=60)
+    second = MoveRequest("too", "default/too", (("stays", 1),), math.inf, until=60)
+    clock.at(20, lambda: clock.cluster.ask(second))
+    clock.at(20, lambda: clock.cluster.ask(first))
+    result = clock.run()
+    assert told(result, PREEMPTED) == [(20, "stays", "Moved")]
+    assert [(at, job) for at, job, _ in told(result, REFUSED)] == [(20, "whole")]
+    assert {job for job, state in clock.states().items() if state.phase == "Running"} == {"stays", "moves", "too"}
