@@ -24,7 +24,7 @@ _COLUMNS = ("FOR", "STARTS ON", "MOVE", "FROM", "TO", "LOSES", "PAYS AFTER")
 
 
 def defrag(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", show_default=False)] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", show_default=False)] = None,
     *,
     within: Annotated[
         str, typer.Option(metavar="DURATION", help="Only moves that the waiting job has made up for by then.")
