@@ -1,5 +1,6 @@
 """``queuectl defrag``."""
 
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,7 @@ import typer
 
 from queuectl.cli import controller
 from queuectl.cli.errors import Exit
-from queuectl.cli.options import Context, Kubeconfig, Output, OutputForm, seconds
+from queuectl.cli.options import Context, Kubeconfig, Namespace, Output, OutputForm, seconds
 from queuectl.cli.render import Table, duration, show_data
 
 if TYPE_CHECKING:
@@ -23,25 +24,32 @@ _COLUMNS = ("FOR", "STARTS ON", "MOVE", "FROM", "TO", "LOSES", "PAYS AFTER")
 
 
 def defrag(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", show_default=False)] = None,
     *,
     within: Annotated[
         str, typer.Option(metavar="DURATION", help="Only moves that the waiting job has made up for by then.")
     ] = "1h",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Ask the controller for these moves; it decides anew whether to make them.")
+    ] = False,
+    wait: Annotated[bool, typer.Option(help="With --apply: wait until the waiting jobs run.")] = True,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="With --apply: how long to wait at most.")] = "10m",
     output: OutputForm = None,
+    namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     database_url: controller.DatabaseUrl = None,
     data: controller.Data = None,
 ) -> None:
-    """Propose moves of running jobs that let waiting ones start."""
-    limit = seconds(within, "--within")
+    """Propose moves of running jobs that let waiting ones start, those named or any, or have the moves made."""
+    limit, patience = seconds(within, "--within"), seconds(timeout)
     settings = controller.ledger_settings(database_url, data)
     from queuectl.cli import session
 
     with controller.database(settings, shared=True) as url:
 
         async def main(here: "session.Session") -> int:
-            found = await _proposals(here, settings, url, limit)
+            found = await _proposals(here, settings, url, limit, names)
             if output in {Output.JSON, Output.YAML}:
                 show_data([_plain(proposal) for proposal in found], str(output))
             elif output is Output.NAME:
@@ -52,18 +60,29 @@ def defrag(
                 Table(_COLUMNS, wide=output is Output.WIDE).show(rows)
             else:
                 session.say(f"no move would let a waiting job start and pay within {duration(limit)}")
-            return Exit.DONE
+            if not apply:
+                return Exit.DONE
+            from queuectl.cli.moves import Asked
 
-        session.run(main, kubeconfig=kubeconfig, context=context)
+            asked = [Asked.of(here.client, proposal, limit) for proposal in found]
+            codes = [await one.ask() for one in asked]
+            if wait and not any(codes):
+                codes = await asyncio.gather(*(one.wait(patience) for one in asked))
+            return next(filter(None, codes), Exit.DONE)
+
+        session.run(main, kubeconfig=kubeconfig, context=context, namespace=namespace)
 
 
-async def _proposals(here: "Session", settings: "Settings", url: str, within: float) -> "list[Proposal]":
+async def _proposals(
+    here: "Session", settings: "Settings", url: str, within: float, names: Sequence[str] | None
+) -> "list[Proposal]":
     from queuectl.control import feed
     from queuectl.core.defrag import proposals
     from queuectl.core.snapshot import Policy
     from queuectl.store.engine import open_engine
     from queuectl.store.ledger import Ledger
 
+    only = {(await here.need(name))["metadata"]["uid"] for name in names} if names else None
     namespace = await here.client.request("GET", "/api/v1/namespaces/kube-system")
     engine = open_engine(url)
     try:
@@ -74,7 +93,7 @@ async def _proposals(here: "Session", settings: "Settings", url: str, within: fl
     finally:
         await engine.dispose()
     now = time.time()
-    return proposals(world.snapshot(now), world.gangs(), now, within)
+    return proposals(world.snapshot(now), world.gangs(), now, within, only)
 
 
 def _rows(proposal: "Proposal") -> Iterable[Sequence[object]]:

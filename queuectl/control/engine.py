@@ -183,6 +183,12 @@ class Engine:
             world.grows(uid, decided.plan.growths[uid], now)
             self._reporter.event(uid, status.reason(world.workloads[uid], world.attempts[uid], None, ()))
             self.executor.offer(uid)
+        for request, cause in decided.plan.refusals.items():
+            bearers = world.refused(request)
+            for uid in [request.uid] if request.uid in world.jobs else bearers:
+                self._reporter.event(uid, cause, warning=True)
+            for uid in bearers:
+                self._reporter.refused(uid, request, cause)
         metrics.REFUSED.inc(len(result.refused))
         if turn.plan_again(world, decided.plan, result.refused):
             self._plan_again = True

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from queuectl.control.world import World
 from queuectl.core.lifecycle import BackOff
 from queuectl.core.snapshot import Policy
-from queuectl.kube import decode
+from queuectl.kube import decode, volumes
 from queuectl.kube.client import KubeClient
 from queuectl.kube.informer import Informer
 from queuectl.kube.names import API, jobs_path, pods_path
@@ -48,6 +48,35 @@ def informers(
     return everything, pods
 
 
+def _volume_informers(client: KubeClient, world: World, wake: Callable[[], None] = lambda: None) -> list[Informer[Any]]:
+    def told(change: Change[T]) -> Change[T]:
+        def on_change(old: T | None, new: T | None) -> None:
+            change(old, new)
+            if world.changes:
+                wake()
+
+        return on_change
+
+    return [
+        Informer(client, "/apis/storage.k8s.io/v1/storageclasses", volumes.storage_class, told(world.on_storage_class)),
+        Informer(client, "/api/v1/persistentvolumes", volumes.volume, told(world.on_volume)),
+        Informer(client, "/api/v1/persistentvolumeclaims", volumes.claim, told(world.on_claim)),
+    ]
+
+
+async def follow_volumes(client: KubeClient, world: World, wake: Callable[[], None]) -> None:
+    """Keep what a world knows of volumes current, from the first job on that uses a claim, until cancelled."""
+    await world.uses_claims.wait()
+    informers = _volume_informers(client, world, wake)
+    async with asyncio.TaskGroup() as group:
+        for informer in informers:
+            group.create_task(informer.run())
+        for informer in informers:  # however long it takes: only jobs with claims wait for it
+            await informer.synced.wait()
+        world.volumes_are_known()
+        wake()
+
+
 async def in_sync(everything: list[Informer[Any]]) -> None:
     """Wait until all lists are in. Raises TimeoutError."""
     async with asyncio.timeout(SYNC_SECONDS):
@@ -69,6 +98,9 @@ async def look(client: KubeClient, ledger: Ledger, policy: Policy) -> World:
     world = World(BackOff(), policy)
     everything, _ = informers(client, world)
     await asyncio.gather(*(informer.once() for informer in everything))
+    if world.uses_claims.is_set():
+        await asyncio.gather(*(informer.once() for informer in _volume_informers(client, world)))
+        world.volumes_are_known()
     await load(world, ledger)
     world.submissions(world.jobs)  # those that the controller has not seen yet
     return world

@@ -145,6 +145,7 @@ class Manager:
             group.create_task(self._show(epoch))
             for informer in everything:
                 group.create_task(informer.run())
+            group.create_task(feed.follow_volumes(self._client, world, wake))
             await feed.in_sync(everything)
             await feed.load(world, self._ledger)
             gc.freeze()  # what was loaded stays: to look through all of it for garbage would halt decisions again and again

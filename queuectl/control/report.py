@@ -10,6 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 
 import structlog
 
@@ -21,7 +22,7 @@ from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.names import API_VERSION
 from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import AttemptState, Move, WorkloadState
-from queuectl.model.objects import Job, Queue
+from queuectl.model.objects import Job, MoveRequest, Queue
 from queuectl.model.plan import Plan
 from queuectl.model.reasons import Reason, Why, why
 
@@ -59,7 +60,7 @@ class Reporter:
         self._reviewed: Plan | None = None
         self._waiting_first = False
         self._wake = asyncio.Event()
-        self._events: deque[dict[str, object]] = deque(maxlen=EVENTS_KEPT)
+        self._events: deque[Callable[[], Awaitable[None]]] = deque(maxlen=EVENTS_KEPT)
         self._event_wake = asyncio.Event()
         self._busy: set[str] = set()
 
@@ -82,28 +83,34 @@ class Reporter:
         if job is None:
             return
         now = datetime.fromtimestamp(self._now(), UTC)
-        self._events.append(
-            {
-                "apiVersion": "events.k8s.io/v1",
-                "kind": "Event",
-                "metadata": {"name": f"{job.gang.name}.{uuid.uuid4().hex[:16]}", "namespace": job.gang.namespace},
-                "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-                "reportingController": "queuectl.dev/controller",
-                "reportingInstance": self._identity[:128],
-                "action": cause.code,
-                "reason": cause.code,
-                "type": "Warning" if warning else "Normal",
-                "note": str(cause)[:1024],
-                "regarding": {
-                    "apiVersion": API_VERSION,
-                    "kind": "TrainingJob",
-                    "namespace": job.gang.namespace,
-                    "name": job.gang.name,
-                    "uid": uid,
-                },
-            }
-        )
+        body = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": f"{job.gang.name}.{uuid.uuid4().hex[:16]}", "namespace": job.gang.namespace},
+            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": "queuectl.dev/controller",
+            "reportingInstance": self._identity[:128],
+            "action": cause.code,
+            "reason": cause.code,
+            "type": "Warning" if warning else "Normal",
+            "note": str(cause)[:1024],
+            "regarding": {
+                "apiVersion": API_VERSION,
+                "kind": "TrainingJob",
+                "namespace": job.gang.namespace,
+                "name": job.gang.name,
+                "uid": uid,
+            },
+        }
+        self._events.append(partial(self._writer.create_event, job.gang.namespace, body))
         self._event_wake.set()
+
+    def refused(self, uid: str, request: MoveRequest, because: Why) -> None:
+        """Answer a job's request to move."""
+        job = self._world.jobs.get(uid)
+        if job is not None:
+            self._events.append(partial(self._writer.refuse_move, job, request, str(because)))
+            self._event_wake.set()
 
     def moved(self, move: Move) -> None:
         """Record the event of a move that people care about."""
@@ -132,7 +139,7 @@ class Reporter:
             live = await self._writer.get_job(job)
             if live is None or uid not in self._world.jobs:
                 return None
-            self._world.jobs[uid] = live
+            self._world.keep_job(live)
         raise ApiUnreachableError("the job's status is being written by others all the time")
 
     async def run(self) -> None:
@@ -223,7 +230,7 @@ class Reporter:
         written = await self._writer.patch_job_status(job, wanted)
         known = self._world.jobs.get(job.gang.uid)
         if known is not None and int(known.resource_version) < int(written.resource_version):
-            self._world.jobs[job.gang.uid] = written
+            self._world.keep_job(written)
         return written
 
     def _is_told(self, job: Job) -> bool:
@@ -249,12 +256,11 @@ class Reporter:
             await self._event_wake.wait()
             self._event_wake.clear()
             while self._events:
-                body = self._events.popleft()
-                namespace = body["metadata"]["namespace"]  # type: ignore[index]
+                send = self._events.popleft()
                 try:
-                    await self._writer.create_event(namespace, body)
+                    await send()
                 except (ApiError, ApiUnreachableError) as error:
-                    log.warning("event lost", reason=body["reason"], error=str(error))
+                    log.warning("event lost", error=str(error))
 
     async def _write_queues(self) -> None:
         while True:

@@ -9,7 +9,7 @@ from queuectl.core.tree import Node
 from queuectl.model.lifecycle import UP, Attempt, AttemptState, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Job, Pod, Queue
 from queuectl.model.plan import Eviction, PodKey, waiting_for
-from queuectl.model.reasons import Reason, Why, listed, why
+from queuectl.model.reasons import FOR_OTHERS, Reason, Why, listed, why
 from queuectl.model.resources import format_quantity
 
 Status = dict[str, Any]
@@ -134,7 +134,7 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
         told += [("Evicted", True, end.why), ("Requeued", attempt is None, end.why)]
     elif workload.attempt > 1:
         told += [("Evicted", False, cause), ("Requeued", False, cause)]
-    preempted = end is not None and end.why.reason is Reason.PREEMPTED and not finished
+    preempted = end is not None and end.why.reason in FOR_OTHERS and not finished
     if preempted or workload.preemptions:
         told.append(("Preempted", preempted, end.why if preempted and end is not None else cause))
     if finished:

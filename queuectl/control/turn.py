@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from queuectl.control.world import World
 from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import next_move
+from queuectl.core.moves import moved
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Shrink, Workload
 from queuectl.model.plan import Admission, Eviction, Placement, Plan, Portion, Preempt, TakeBack
 from queuectl.model.policy import Amounts, Cell, Quota
-from queuectl.model.reasons import CAUSES, Reason, Why, why
+from queuectl.model.reasons import CAUSES, Reason, why
 from queuectl.model.resources import is_alone
 
 
@@ -104,7 +105,7 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
         evictions=[_taken_back(uid, world.attempts[uid].number, back) for uid, back in decided.evictions],
         admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
         preemptions=[
-            (preempt, world.jobs[preempt.admission.uid].generation, _leaves(world, preempt))
+            (preempt, world.jobs[preempt.admission.uid].generation, _leaves(world, preempt, now))
             for preempt in decided.preemptions
         ],
         ancestors=world.holdings.ancestors({world.workloads[admission.uid].queue for admission in starting}),
@@ -154,23 +155,25 @@ def _taken_back(uid: str, attempt: int, back: TakeBack) -> Move:
     return Move(uid, attempt, AttemptState.SHRINKING, shrink=Shrink(back.why, back.part))
 
 
-def _leaves(world: World, preempt: Preempt) -> dict[str, Leave]:
+def _leaves(world: World, preempt: Preempt, now: float) -> dict[str, Leave]:
     winner = world.workloads[preempt.admission.uid]
     facts = {"job": f"{winner.namespace}/{winner.name}", "queue": winner.queue, "priority": winner.priority}
-    return {victim.uid: _leave(world, victim, facts) for victim in preempt.victims}
+    return {victim.uid: _leave(world, victim, facts, now) for victim in preempt.victims}
 
 
-def _leave(world: World, victim: Eviction, by: Mapping[str, object]) -> Leave:
+def _leave(world: World, victim: Eviction, by: Mapping[str, object], now: float) -> Leave:
+    if victim.to:
+        return End(moved(victim, world.attempts[victim.uid].quota, now, **by, **_lost(victim)), Outcome.REQUEUE)
     if victim.part is None:
-        return End(_preempted(victim, by), Outcome.REQUEUE)
+        return End(why(Reason.PREEMPTED, **by, cause=CAUSES[victim.cause], **_lost(victim)), Outcome.REQUEUE)
     before, gone = world.attempts[victim.uid].whole.pods, victim.part.pods
     pods = {"gone": gone, "before": before, "after": before - gone}
     return Shrink(why(Reason.SHRUNK, **pods, **by, cause=CAUSES[victim.cause]), victim.part)
 
 
-def _preempted(victim: Eviction, by: Mapping[str, object]) -> Why:
+def _lost(victim: Eviction) -> dict[str, object]:
     since = f" of work, done since {clock(victim.since)}" if victim.since is not None and any(victim.lost) else ""
-    return why(
-        Reason.PREEMPTED, **by, cause=CAUSES[victim.cause], lost=str(victim.lost), since=since,
-        gpu_seconds=victim.lost.gpu_seconds, pod_seconds=victim.lost.pod_seconds, saved_at=victim.since,
-    )  # fmt: skip
+    return {
+        "lost": str(victim.lost), "since": since, "gpu_seconds": victim.lost.gpu_seconds,
+        "pod_seconds": victim.lost.pod_seconds, "saved_at": victim.since,
+    }  # fmt: skip

@@ -4,7 +4,8 @@ Informers tell it of changes; the engine tells it what the ledger has committed.
 what has changed since the last look, so that a cycle costs what changed and not what exists.
 """
 
-from collections import Counter
+import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,9 +17,11 @@ from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
 from queuectl.core.lifecycle import BackOff, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
-from queuectl.core.snapshot import Elastic, Policy, Snapshot
+from queuectl.core.moves import kept_for
+from queuectl.core.snapshot import Elastic, MoveOrder, Moving, Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
+from queuectl.core.volumes import Volumes
 from queuectl.model.lifecycle import Attempt, AttemptState, Done, End, Move, Outcome, Shrink, Workload, WorkloadState
 from queuectl.model.objects import (
     Budget,
@@ -26,6 +29,7 @@ from queuectl.model.objects import (
     Flavor,
     Gang,
     Job,
+    MoveRequest,
     Namespace,
     Node,
     Place,
@@ -35,15 +39,16 @@ from queuectl.model.objects import (
 )
 from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion, held
 from queuectl.model.policy import Cause
-from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.reasons import FOR_OTHERS, Reason, Why, why
 from queuectl.model.resources import Resources
+from queuectl.model.volumes import Claim, StorageClass, Volume
 from queuectl.model.work import Work
 
 AttemptKey = tuple[str, int]  # workload uid, number
 MAX_LATE_STARTS = 3  # in a row, after which a job takes from nobody until it has run
 
 # Ends that follow from decisions alone, not from anything outside.
-_OF_OURS = {Reason.PREEMPTED, Reason.PROMISE_LOST, Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
+_OF_OURS = FOR_OTHERS | {Reason.PROMISE_LOST, Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
 
 
 @dataclass
@@ -98,6 +103,12 @@ class World:
         self._stirs: dict[str, int] = {}  # jobs that came, went or changed, by the root of their queue's tree
         self._winners: dict[str, tuple[int, int]] = {}  # who has preempted, and in which state of things
         self._small: set[str] = set()  # workloads of attempts with fewer pods than they ask for
+        self._asked: dict[str, MoveRequest] = {}  # moves, by uid of who is to move
+        self._moving: dict[str, Moving] = {}  # what is kept for those who make room, by uid
+        self.uses_claims = asyncio.Event()  # set once a job does: only then claims are of any matter
+        self._volumes = Volumes()
+        self._claiming: dict[str, Job] = {}  # jobs that use claims, as they were read, by uid
+        self._users: defaultdict[str, set[str]] = defaultdict(set)  # uids of those, by namespace and name of the claim
         self._stale: set[str] = set()  # workloads that wait, or that wait no more, unlike what the backlog says
 
     # What informers tell
@@ -199,15 +210,69 @@ class World:
         known = self.jobs.get(uid)
         if new is None:
             self.jobs.pop(uid, None)
+            self._forget_claims(uid)
         elif known is None or int(known.resource_version) <= int(new.resource_version):
-            self.jobs[uid] = new  # else it was written since, and the watch is still behind
+            self.keep_job(new)  # else it was written since, and the watch is still behind
         self.touched.add(uid)
         self._stale.add(uid)
+        if uid in self._moving:
+            self._version += 1  # it may be that it can't start again now, or can
         if old is None or new is None or old.generation != new.generation or old.deleting != new.deleting:
             self.changes.submissions.add(uid)
             self.restated.add(uid)
             self.holdings.look_again((uid,))
             self._stir((new or old).gang.queue)  # type: ignore[union-attr]
+        move = new.move if new else None
+        if move != (old.move if old else None):
+            self._asked.pop(uid, None)
+            if move is not None:
+                self._asked[uid] = move
+                self.changes.candidates = True
+
+    def keep_job(self, job: Job) -> None:
+        """Have a job as it was read last, with what its claims mean for it."""
+        uid = job.gang.uid
+        if job.volumes or uid in self._claiming:
+            self._forget_claims(uid)
+        if job.volumes:
+            self.uses_claims.set()
+            self._claiming[uid] = job
+            for key in _claims_of(job):
+                self._users[key].add(uid)
+        self.jobs[uid] = self._volumes.judge(job)
+
+    def on_claim(self, old: Claim | None, new: Claim | None) -> None:
+        """Take in a changed PersistentVolumeClaim."""
+        if new is not None:
+            self._volumes.claims[new.key] = new
+        elif old is not None:
+            self._volumes.claims.pop(old.key, None)
+        if new != old:
+            self._judge_again(self._users.get((new or old).key, ()))  # type: ignore[union-attr]
+
+    def on_volume(self, old: Volume | None, new: Volume | None) -> None:
+        """Take in a changed PersistentVolume."""
+        if new is not None:
+            self._volumes.volumes[new.name] = new
+        elif old is not None:
+            self._volumes.volumes.pop(old.name, None)
+        if new != old:
+            for one in filter(None, (old, new)):
+                self._judge_again(self._users.get(one.claim, ()))
+
+    def on_storage_class(self, old: StorageClass | None, new: StorageClass | None) -> None:
+        """Take in a changed StorageClass."""
+        if new is not None:
+            self._volumes.classes[new.name] = new
+        elif old is not None:
+            self._volumes.classes.pop(old.name, None)
+        if new != old:
+            self._judge_again(self._claiming)
+
+    def volumes_are_known(self) -> None:
+        """Take in that all claims, volumes and storage classes have been read."""
+        self._volumes.known = True
+        self._judge_again(self._claiming)
 
     # What the ledger says
 
@@ -216,14 +281,19 @@ class World:
         self._seq = max_seq
         for workload in workloads:
             self._keep(workload)
+            if workload.state is WorkloadState.QUEUED and workload.last_end is not None:
+                self._keep_room(workload.uid, workload.last_end)
         for attempt in attempts:
             self.admitted(attempt)
+            if attempt.end is not None:
+                self._keep_room(attempt.uid, attempt.end)
         self.changes = Changes(set(self.fleet.node_names()), set(self.queues), set(self.jobs))
         self.touched = set(self.jobs) | set(self.workloads)
         self._stale |= self.touched
 
     def admitted(self, attempt: Attempt) -> None:
         """Count a new attempt's reservations."""
+        self._drop_room(attempt.uid)
         workload = self.workloads[attempt.uid]
         first = attempt.admitted_at if workload.first_admitted_at is None else workload.first_admitted_at
         self._keep(replace(workload, state=WorkloadState.ACTIVE, attempt=attempt.number, first_admitted_at=first))
@@ -292,8 +362,16 @@ class World:
             attempt, state=AttemptState.ENDING, end=attempt.end if ending else end, claimed=True
         )
         self.holdings.update(self.attempts[uid])
+        self._keep_room(uid, end)
         self.touched.add(uid)
         self.restated.add(uid)
+
+    def refused(self, request: MoveRequest) -> list[str]:
+        """Take in that moves are not made that were asked for; return the workloads that bear the request."""
+        uids = [uid for uid, asked in self._asked.items() if asked == request]
+        for uid in uids:
+            del self._asked[uid]
+        return uids
 
     def shrinks(self, uid: str, shrink: Shrink) -> None:
         """Take in that a workload gives up a part of its room; the rest runs on."""
@@ -320,6 +398,7 @@ class World:
 
     def forget(self, uid: str) -> None:
         """Forget a workload that is over, its object gone or going."""
+        self._drop_room(uid)
         known = self.workloads.pop(uid, None)
         if known is not None:
             self.standing[known.state][known.queue] -= 1
@@ -388,13 +467,21 @@ class World:
             namespaces=self.namespaces,
             held=self._held,
             elastic=self._lacking(),
+            orders=self._orders(),
+            moving=self._kept(now),
             mix=self.mix,
         )
 
     def gangs(self) -> dict[str, Gang]:
-        """Return the gangs with an attempt that was planned for the spec that they have now, by uid."""
-        planned = ((uid, self.jobs.get(uid), attempt.generation) for uid, attempt in self.attempts.items())
-        return {uid: job.gang for uid, job, generation in planned if job and job.generation == generation}
+        """Return the gangs that could move, by uid: with an attempt that was planned for the spec that they have now.
+
+        A new attempt starts with all pods again, so those are left out of whose pods some are done.
+        """
+        return {
+            uid: self.jobs[uid].gang
+            for uid, attempt in self.attempts.items()
+            if self._runs_as_planned(uid, attempt.number)
+        }
 
     def _waits(self, uid: str) -> bool:
         workload = self.workloads.get(uid)
@@ -480,6 +567,64 @@ class World:
 
     # Inside
 
+    def _keep_room(self, uid: str, end: End) -> None:
+        """Keep room for a workload that moves."""
+        moving = kept_for(self.workloads[uid].queue, end.why)
+        if moving is not None:
+            self._moving[uid] = moving
+            self._version += 1
+
+    def _drop_room(self, uid: str) -> None:
+        if self._moving.pop(uid, None) is not None:
+            self._version += 1
+
+    def _kept(self, now: float) -> dict[str, Moving]:
+        """Return the room that is kept for those who leave to move, and for those who wait to start again."""
+        for uid in [uid for uid, moving in self._moving.items() if moving.until <= now]:
+            self._drop_room(uid)
+        return {uid: one for uid, one in self._moving.items() if uid in self.attempts or self.waiting.get(uid)}
+
+    def _orders(self) -> list[MoveOrder]:
+        """Return the moves that are asked for; of those for somebody who has room by now, nothing is left to do."""
+        requests = dict.fromkeys(self._asked.values())
+        for request in requests:
+            if request.uid in self.attempts:
+                self.refused(request)
+        return [
+            MoveOrder(
+                request,
+                {uid: self.jobs[uid].gang for uid, number in request.moves if self._runs_as_planned(uid, number)},
+                whole=all(self._asked.get(uid) == request for uid, _ in request.moves),
+            )
+            for request in requests
+            if request.uid not in self.attempts
+        ]
+
+    def _runs_as_planned(self, uid: str, number: int) -> bool:
+        """Tell whether this attempt is there, planned for the spec that the job has now, and none of its pods done."""
+        job, attempt = self.jobs.get(uid), self.attempts.get(uid)
+        if job is None or attempt is None or attempt.done:
+            return False
+        return attempt.number == number and attempt.generation == job.generation
+
+    def _judge_again(self, uids: Iterable[str]) -> None:
+        """Look again what their claims mean for jobs."""
+        for uid in list(uids) if self._volumes.known else ():
+            job = self._volumes.judge(self._claiming[uid])
+            if job != self.jobs.get(uid):
+                self.jobs[uid] = job
+                self._stale.add(uid)
+                self.touched.add(uid)
+                self.restated.add(uid)
+                self.changes.candidates = True
+
+    def _forget_claims(self, uid: str) -> None:
+        job = self._claiming.pop(uid, None)
+        for key in _claims_of(job) if job else ():
+            self._users[key].discard(uid)
+            if not self._users[key]:
+                del self._users[key]
+
     def _arrival(self, uid: str) -> tuple[float, int]:
         """Order of first sight: creation times have whole seconds only, versions grow with each write."""
         job = self.jobs.get(uid)
@@ -523,7 +668,7 @@ class World:
                 failures=workload.failures + end.charged,
                 late_starts=workload.late_starts + end.late,
                 not_before=end.not_before,
-                preemptions=workload.preemptions + (attempt.holds and end.why.reason is Reason.PREEMPTED),
+                preemptions=workload.preemptions + (attempt.holds and end.why.reason in FOR_OTHERS),
                 requeued_at=now,
                 last_end=end,
                 finished_at=None if requeued else now,
@@ -546,6 +691,8 @@ class World:
         self._leave_claims((attempt.uid, attempt.number))
         self.touched |= self.holdings.claims
         self.restated |= self.holdings.claims  # they say for whom they wait
+        if not requeued:
+            self._drop_room(workload.uid)
         if end.why.reason not in _OF_OURS:
             self._stir(workload.queue)
         self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile
@@ -728,3 +875,8 @@ class World:
 def _identity(pod: Pod) -> tuple[str, int, str, int]:
     """Return what our labels say, which anybody may change."""
     return pod.workload, pod.attempt, pod.role, pod.index
+
+
+def _claims_of(job: Job) -> set[str]:
+    """Return namespace and name of the claims that a job's pods use."""
+    return {f"{job.gang.namespace}/{use.claim}" for use in job.volumes if use.claim}

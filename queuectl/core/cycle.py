@@ -5,18 +5,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
+from queuectl.core.defrag import Relocation
 from queuectl.core.flavors import Mode
 from queuectl.core.growth import growths
 from queuectl.core.limits import OVER_A_LIMIT, not_for, particular, stopped
-from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
+from queuectl.core.moves import MAX_MOVES, keep, proposal_for
+from queuectl.core.nominate import Entry, be_patient, clock, entry_key, nominate, patient_until
 from queuectl.core.preemption import Field, Running, Victim, there
-from queuectl.core.snapshot import Snapshot
+from queuectl.core.snapshot import MoveOrder, Moving, Snapshot
 from queuectl.core.takeback import evictions
 from queuectl.core.tree import Node, Share, Tree
 from queuectl.core.usage import nested
-from queuectl.model.objects import Gang, QueueOrder
+from queuectl.model.objects import Gang, MoveRequest, QueueOrder
 from queuectl.model.plan import Admission, Eviction, Plan, Portion, Preempt
-from queuectl.model.policy import Reclaim
+from queuectl.model.policy import Cause, Reclaim
 from queuectl.model.reasons import Reason, Why, why
 
 MAX_ADMISSIONS = 500  # of one transaction
@@ -27,16 +29,12 @@ MAX_PLACEMENTS = 10_000  # of one transaction; a single gang may have more
 _PASSED = {Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, *OVER_A_LIMIT}
 
 
-def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
-    """Order of heads: 1. borrows from less far away 2. as in a queue's line."""
-    return (entry.assignment.way.height, *pending_key(entry.gang))
-
-
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decide one cycle: which waiting gangs start where, who gives way, and why each other gang waits.
 
     1. Gangs that a lowered quota no longer covers, or whose queue is drained, go back to their queues, or give up a
-    part. Their room is free once they are gone, for whoever comes first. 2. Each queue's gangs stand in line. 3. The first of each line is nominated: flavors, nodes and, if it needs
+    part. Their room is free once they are gone, for whoever comes first. Moves that were asked for are made or refused, and
+    who has left to move starts again. 2. Each queue's gangs stand in line. 3. The first of each line is nominated: flavors, nodes and, if it needs
     any, victims. 4. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
     why it waits. 5. The next in its line becomes a head, until all lines are through. 6. Elastic gangs that run
     get pods that they lack, of what is left and nobody waits for.
@@ -72,6 +70,9 @@ class _Cycle:
     failed: dict[tuple[Group, bool], Why] = field(default_factory=dict)  # by shape, and whether it may preempt yet
     behind: dict[str, tuple[PendingKey, Why]] = field(default_factory=dict)  # StrictFIFO queue → its head
     wakes: list[float] = field(default_factory=list)  # when time limits end that keep somebody waiting
+    refusals: dict[MoveRequest, Why] = field(default_factory=dict)
+    places: dict[str, tuple[MoveRequest, Relocation]] = field(default_factory=dict)  # where those go who move
+    early: set[str] = field(default_factory=set)  # workloads that were settled before all others
     walks: dict[str, Walk] = field(default_factory=dict)
     roots: dict[str, Node] = field(default_factory=dict)  # of queues' trees
     moved: set[str] = field(default_factory=set)  # roots of trees in which something was settled
@@ -83,6 +84,7 @@ class _Cycle:
         backlog.wake(self.now)
         backlog.tell_apart({name for name, queue in self.snapshot.queues.items() if particular(queue)})
         self.heads = _FairHeads(self.snapshot) if self.snapshot.policy.fair_sharing else _Heads()
+        self._move()
         for queue, line in backlog.lines.items():
             if self._closed(queue) is None:
                 self.walks[queue] = line.walk()
@@ -101,7 +103,49 @@ class _Cycle:
             Waits(backlog, started, self._not_yet, self.told, self.behind, self._failed),
             Positions(backlog, started),
             min((at for at in (backlog.wake_at(), *self.wakes) if at is not None), default=None),
+            refusals=self.refusals,
         )
+
+    def _move(self) -> None:
+        """Make the moves that were asked for, and have those start again who have left to move.
+
+        What is kept for these counts as theirs, unless they could not start with it.
+        """
+        moving = self.snapshot.moving
+        for one in moving.values():
+            keep(self.snapshot, one)
+            self.wakes.append(one.until)
+        for number, order in enumerate(self.snapshot.orders):
+            if self.preemptions or number == MAX_MOVES:
+                self.wakes.append(self.now)  # the next cycle sees those on their way who move in this one
+                break
+            if order.whole or order.request.until <= self.now:
+                self._make_moves(order)
+            else:
+                self.wakes.append(order.request.until)
+        for uid, one in moving.items():
+            gang = self.snapshot.waiting.get(uid)
+            if gang is not None:
+                keep(self.snapshot, one, -1)
+                self._start_again(gang)
+
+    def _make_moves(self, order: MoveOrder) -> None:
+        found = proposal_for(self.snapshot, order, self.now)
+        if isinstance(found, Why):
+            self.refusals[order.request] = found
+            return
+        self.places |= {move.gang.uid: (order.request, move) for move in found.moves}
+        movers = tuple(Victim(move.gang, Cause.DEFRAGMENTATION) for move in found.moves)
+        self.early.add(found.gang.uid)
+        self._settle(_Head(replace(found.entry, victims=movers + found.entry.victims), Group(), self._settled))
+        for move in found.moves:
+            keep(self.snapshot, Moving(move.gang.queue, Portion(move.to, move.gang.usage), self.now))
+
+    def _start_again(self, gang: Gang) -> None:
+        entry = nominate(self.snapshot, self.taken, gang, self.now) if self._not_yet(gang) is None else None
+        if entry is not None and entry.fits:
+            self.early.add(gang.uid)
+            self._settle(_Head(entry, Group(), self._settled))
 
     def _advance(self, queue: str) -> None:
         """Make the next gang of a queue that can be had the queue's head."""
@@ -111,6 +155,8 @@ class _Cycle:
                 return  # when the cycle is full, they are tried first in the next
             if self._foreign(gang) is not None:
                 walk.drop(group)
+                continue
+            if gang.uid in self.early:
                 continue
             if (group, True) in self.failed and self._is_patient(gang):
                 self.wakes.append(patient_until(gang, self.snapshot.queues[queue]))
@@ -208,9 +254,10 @@ class _Cycle:
     def _eviction(self, victim: Victim) -> Eviction:
         gang = victim.gang
         part = Portion(gang.placements, gang.usage) if gang.gives_up else None
+        request, move = self.places.get(gang.uid, (None, None))
         return Eviction(
             gang.uid, victim.cause, gang.name, gang.queue, gang.priority, gang.lost(self.now), gang.works_since, part,
-            overtaken=gang.instead is not None,
+            overtaken=gang.instead is not None, to=move.to if move else (), asked_by=request.by if request else "",
         )  # fmt: skip
 
     def _still(self, entry: Entry) -> bool:

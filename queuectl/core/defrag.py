@@ -1,6 +1,6 @@
 """Moves of running gangs that make room where there is enough of it in all, and not together.
 
-Nothing here is decided by a cycle: an eviction for nobody's sake is for people to order, who see what it costs.
+No cycle thinks of it by itself: an eviction by no rule is for people to order, who see what it costs (``core.moves``).
 """
 
 from collections import deque
@@ -12,14 +12,13 @@ import numpy as np
 
 from queuectl.core import fit
 from queuectl.core.backlog import pending_key
-from queuectl.core.cycle import entry_key
 from queuectl.core.elastic import pods_of
 from queuectl.core.fleet import Fleet
 from queuectl.core.freed import Freed
 from queuectl.core.limits import not_for, particular, stopped
-from queuectl.core.nominate import Entry, flavors_of, nominate
+from queuectl.core.nominate import Entry, entry_key, flavors_of, nominate
 from queuectl.core.preemption import Field, Running, victim_order
-from queuectl.core.snapshot import Snapshot
+from queuectl.core.snapshot import Moving, Snapshot
 from queuectl.model.objects import Flavor, Gang, QueueOrder
 from queuectl.model.plan import Admission, Placement, by_index, gpus_of
 from queuectl.model.policy import VictimChoice
@@ -50,10 +49,23 @@ class Relocation:
 class Proposal:
     """Moves after which a waiting gang can start."""
 
-    gang: Gang
-    admission: Admission  # what it gets then
+    entry: Entry  # what it gets then, and who gives way to it by the rules of its queue
     moves: tuple[Relocation, ...]
-    victims: tuple[Running, ...] = ()  # who gives way to it then, by the rules of its queue
+
+    @property
+    def gang(self) -> Gang:
+        """The one that waits."""
+        return self.entry.gang
+
+    @property
+    def admission(self) -> Admission:
+        """What it gets."""
+        return self.entry.admission()
+
+    @property
+    def victims(self) -> tuple[Running, ...]:
+        """Who gives way to it, and does not only move."""
+        return tuple(victim.gang for victim in self.entry.victims)
 
     @property
     def lost(self) -> Work:
@@ -75,15 +87,23 @@ class Proposal:
         return float("inf") if cost.gpu_seconds else cost.pod_seconds / sum(self.admission.pods.values())
 
 
-def proposals(snapshot: Snapshot, gangs: Mapping[str, Gang], now: float, within: float) -> list[Proposal]:
+def proposals(
+    snapshot: Snapshot, gangs: Mapping[str, Gang], now: float, within: float, only: Collection[str] | None = None
+) -> list[Proposal]:
     """Return moves that let waiting gangs start which have the quota for it, or may take it, and lack nodes.
 
     The gangs come in the order in which a cycle would look at them, one of each shape; each proposal is made with those
     before it carried out. ``gangs``: those that run, by uid. ``now``: Unix seconds. ``within``: seconds of running
-    after which a gang must have made up for what the moves for it cost.
+    after which a gang must have made up for what the moves for it cost. ``only``: uids of gangs that room is wanted
+    for; None for all.
     """
     found: list[Proposal] = []
+    snapshot = snapshot.copy()
+    for moving in snapshot.moving.values():
+        keep(snapshot, moving)
     for gang in _lacking_nodes(snapshot, now):
+        if only is not None and gang.uid not in only:
+            continue
         proposal = make_room(snapshot, gang, gangs, now)
         if proposal is not None and proposal.moves and proposal.pays_after <= within:
             found.append(proposal)
@@ -110,18 +130,36 @@ def _lacking_nodes(snapshot: Snapshot, now: float) -> list[Gang]:
     backlog = snapshot.waiting
     backlog.wake(now)
     backlog.tell_apart({name for name, queue in snapshot.queues.items() if particular(queue)})
-    entries = []
-    for name, line in backlog.lines.items():
-        queue = snapshot.queues.get(name)
-        if queue is None or name in snapshot.broken_queues or stopped(snapshot.queues, name):
-            continue
-        firsts = sorted((group.gangs[0] for group in line.groups.values()), key=pending_key)
-        for gang in firsts[:1] if queue.order is QueueOrder.STRICT_FIFO else firsts:
-            entry = _by_quota(snapshot, gang, now)
-            allowed = not_for(queue, gang.namespace, snapshot.namespaces.get(gang.namespace, {})) is None
-            if allowed and entry.wait is None and nominate(snapshot, (), gang, now).wait is not None:
-                entries.append(entry)
+    firsts = [gang for queue in backlog.lines for gang in first_in_line(snapshot, queue)]
+    entries = [entry for gang in firsts for entry in [lacks_nodes(snapshot, gang, now)] if entry]
     return [entry.gang for entry in sorted(entries, key=entry_key)]
+
+
+def first_in_line(snapshot: Snapshot, name: str) -> list[Gang]:
+    """Return of a queue whom others of the same shape do not go before; none of one that starts nobody."""
+    backlog, queue = snapshot.waiting, snapshot.queues.get(name)
+    if queue is None or name in snapshot.broken_queues or stopped(snapshot.queues, name) or name not in backlog.lines:
+        return []
+    firsts = sorted((group.gangs[0] for group in backlog.lines[name].groups.values()), key=pending_key)
+    return firsts[:1] if queue.order is QueueOrder.STRICT_FIFO else firsts
+
+
+def lacks_nodes(snapshot: Snapshot, gang: Gang, now: float) -> Entry | None:
+    """Return what a waiting gang would get if only nodes keep it waiting."""
+    entry, queue = _by_quota(snapshot, gang, now), snapshot.queues[gang.queue]
+    allowed = not_for(queue, gang.namespace, snapshot.namespaces.get(gang.namespace, {})) is None
+    lacks = allowed and entry.wait is None and nominate(snapshot, (), gang, now).wait is not None
+    return entry if lacks else None
+
+
+def keep(snapshot: Snapshot, moving: Moving, sign: int = +1) -> None:
+    """Count what is kept for a gang that moves as if it were there, or stop (-1)."""
+    for tree in (snapshot.tree, snapshot.later):
+        if moving.queue in tree.nodes:
+            (tree.add if sign > 0 else tree.remove)(moving.queue, moving.room.quota)
+    if snapshot.fleet is not None:
+        for p in moving.room.placements:
+            snapshot.fleet.reserve(p.node, p.requests, sign * p.pods)
 
 
 def _by_quota(snapshot: Snapshot, gang: Gang, now: float) -> Entry:
@@ -179,7 +217,7 @@ class _Search:
             running
             for some in self.snapshot.running.values()
             for running in some
-            if running.preemptible
+            if running.preemptible  # and, as soon as jobs say so, able to go on from a checkpoint
             and not running.evicting
             and running.instead is None
             and running.uid not in leaving
@@ -335,8 +373,7 @@ class _Search:
                 fleet.reserve(p.node, p.requests, p.pods)
             if by_index(places) != by_index(running.placements):
                 moves.append(Relocation(running, places, running.lost(self.now)))
-        victims = tuple(victim.gang for victim in entry.victims)
-        return homeless or Proposal(self.gang, entry.admission(), tuple(moves), victims)
+        return homeless or Proposal(entry, tuple(moves))
 
 
 def _spend(budgets: dict[str, int], running: Running, *, back: bool = False) -> bool:

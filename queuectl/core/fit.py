@@ -12,7 +12,7 @@ from queuectl.core.fragmentation import Others
 from queuectl.core.topology import DRIVER, MODEL, Loss, Need, Rooms
 from queuectl.model.objects import ALIKE, NODE_LEVEL, Flavor, Role, Together
 from queuectl.model.plan import Placement
-from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.reasons import Reason, Why, counted, why
 from queuectl.model.resources import APART, HOST_PORT, format_quantity, is_extended
 
 _SAME = {MODEL: "GPU model", DRIVER: "version of the GPU driver"}
@@ -287,8 +287,18 @@ def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None
     if found >= role.pods:
         return None
     nodes = int(fleet.mask(flavor, role.constraints).sum())
-    lacks = "; ".join((_lacks(room, flavor, role, found), *_unsuited(fleet, role, flavor)))
+    unsuited = (*_out_of_reach(fleet, role, flavor), *_unsuited(fleet, role, flavor))
+    lacks = "; ".join((_lacks(room, flavor, role, found), *unsuited))
     return Short(role, flavor, nodes, found, lacks)
+
+
+def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
+    """Say from how many more nodes the role's volumes can't be reached."""
+    if not role.constraints.volumes:
+        return
+    anywhere, here = replace(role.constraints, volumes=()), role.constraints
+    if more := int(fleet.mask(flavor, anywhere).sum() - fleet.mask(flavor, here).sum()):
+        yield f"its volumes can't be reached from {counted(more, 'other node')} that it could use"
 
 
 def _unsuited(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:

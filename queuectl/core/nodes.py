@@ -14,7 +14,7 @@ _INTEGER = re.compile("[+-]?[0-9]+")  # as Go parses it: no blanks, no underscor
 def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
     """Tell whether kube-scheduler would let such a pod onto the node, room aside, and the GPUs there are what it needs.
 
-    Flavor labels, node selector, required node affinity and taints. Stricter in one thing: a node that is cordoned
+    Flavor labels, node selector, required node affinity, where volumes can be reached, and taints. Stricter in one thing: a node that is cordoned
     or not ready gets no gang, whatever the pods tolerate.
     """
     return (
@@ -23,6 +23,7 @@ def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
         and all(node.labels.get(key) == value for key, value in flavor.node_labels)
         and all(node.labels.get(key) == value for key, value in constraints.selector)
         and (not constraints.terms or any(_term_matches(term, node) for term in constraints.terms))
+        and all(any(_term_matches(term, node) for term in terms) for terms in constraints.volumes)
         and all(_tolerated(taint, (*constraints.tolerations, *flavor.tolerations)) for taint in node.taints)
         and _gpus_suit(node, flavor, constraints)
     )

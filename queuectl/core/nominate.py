@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from queuectl.core import fit
+from queuectl.core.backlog import pending_key
 from queuectl.core.cards import cards, charge, weigh
 from queuectl.core.explain import short_of_quota, waiting_for_others
 from queuectl.core.flavors import Assignment, Group, Mode, Wanted, Way, assign, groups_of
@@ -44,6 +45,11 @@ class Entry:
         """Return the entry as a decision."""
         pods = {role.name: role.pods for role in self.roles}
         return Admission(self.gang.uid, self.placements, self.assignment.usage, self.assignment.flavors, pods)
+
+
+def entry_key(entry: Entry) -> tuple[int, int, float, int, str]:
+    """Order of heads: 1. borrows from less far away 2. as in a queue's line."""
+    return (entry.assignment.way.height, *pending_key(entry.gang))
 
 
 def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float) -> Entry:

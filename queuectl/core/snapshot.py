@@ -13,7 +13,7 @@ from queuectl.core.limits import Held, requested
 from queuectl.core.preemption import Running, there
 from queuectl.core.tree import Tree
 from queuectl.core.usage import Past
-from queuectl.model.objects import Flavor, Gang, Queue
+from queuectl.model.objects import Flavor, Gang, MoveRequest, Queue
 from queuectl.model.plan import Admission, Portion, TakeBack, held
 from queuectl.model.policy import Amounts, FairRule, Preemption
 from queuectl.model.resources import CARDS
@@ -35,6 +35,24 @@ class Elastic:
 
     gang: Gang
     has: Portion
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A gang that makes room for another: what is kept for it until it is there, or a time has come."""
+
+    queue: str
+    room: Portion
+    until: float  # Unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOrder:
+    """Moves that somebody asks for. ``gangs``: those that run as they did then, by uid."""
+
+    request: MoveRequest
+    gangs: Mapping[str, Gang]
+    whole: bool = True  # False: not all who are to move bear the request yet
 
 
 @dataclass(frozen=True)
@@ -60,6 +78,8 @@ class Snapshot:
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # their labels
     held: Held = field(default_factory=Held)
     elastic: Sequence[Elastic] = ()  # who could grow
+    orders: Sequence[MoveOrder] = ()
+    moving: Mapping[str, Moving] = field(default_factory=dict)  # by uid: who leaves to move, or is to start again
     mix: Mix = field(default_factory=Mix)  # of what waits and runs; without it the tightest node is taken
     # Counts changes of what queues, flavors and nodes are, and by the root of its tree, of what queues hold. With
     # these, what is known of waiting gangs from the cycle before is used again where nothing has changed.

@@ -36,7 +36,10 @@ def alone(pods: Sequence[tuple[PodSpec, Labels]], namespace: str) -> list[dict[s
 
 
 def unpromised(spec: PodSpec, labels: Labels) -> list[str]:
-    """Return the fields of a pod's spec that only kube-scheduler heeds: no reservation takes them into account."""
+    """Return the fields of a pod's spec that only kube-scheduler heeds: no reservation takes them into account.
+
+    What is not known of volumes, ``core.volumes`` says.
+    """
     affinity = spec.get("affinity") or {}
     anti = (affinity.get("podAntiAffinity") or {}).get(_REQUIRED) or ()
     spread = spec.get("topologySpreadConstraints") or ()
@@ -46,10 +49,6 @@ def unpromised(spec: PodSpec, labels: Labels) -> list[str]:
             ("affinity.podAffinity", (affinity.get("podAffinity") or {}).get(_REQUIRED)),
             ("affinity.podAntiAffinity", any(not _is_own(term, labels) for term in anti)),
             ("topologySpreadConstraints", any(each.get("whenUnsatisfiable") != "ScheduleAnyway" for each in spread)),
-            (
-                "volumes",
-                any({"persistentVolumeClaim", "ephemeral"} & each.keys() for each in spec.get("volumes") or ()),
-            ),
             ("resourceClaims", spec.get("resourceClaims")),
         )
         if given

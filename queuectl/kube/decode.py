@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from queuectl.kube import moves
 from queuectl.kube.alone import alone, unpromised
 from queuectl.kube.informer import Item
 from queuectl.kube.names import (
@@ -23,7 +24,8 @@ from queuectl.kube.names import (
     SUBMITTED_BY,
     WORKLOAD_LABEL,
 )
-from queuectl.kube.selectors import requirements, selector
+from queuectl.kube.selectors import node_terms, selector
+from queuectl.kube.volumes import uses
 from queuectl.model import gpus
 from queuectl.model.objects import (
     Alternative,
@@ -37,7 +39,6 @@ from queuectl.model.objects import (
     Level,
     Namespace,
     Node,
-    NodeTerm,
     Pod,
     PriorityClass,
     Queue,
@@ -47,6 +48,7 @@ from queuectl.model.objects import (
     Together,
     Toleration,
     Topology,
+    VolumeUse,
 )
 from queuectl.model.policy import (
     Cap,
@@ -409,6 +411,7 @@ def job(raw: Bytes) -> Item[Job]:
     problem: Why | None = None
     roles: tuple[Role, ...] = ()
     left_open: tuple[str, ...] = ()
+    volumes: tuple[VolumeUse, ...] = ()
     try:
         kinds = [(role["template"]["spec"], _labels(role, spec, meta)) for role in spec["roles"]]
         by_itself = alone(kinds, meta.namespace)
@@ -417,6 +420,9 @@ def job(raw: Bytes) -> Item[Job]:
             f"spec.roles[{role.name}].template.spec.{name}"
             for role, kind in zip(roles, kinds, strict=True)
             for name in unpromised(*kind)
+        )
+        volumes = tuple(
+            use for role, (template, _) in zip(roles, kinds, strict=True) for use in uses(role.name, template)
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = why(Reason.MISCONFIGURED, field="spec.roles", problem=str(error))
@@ -458,6 +464,8 @@ def job(raw: Bytes) -> Item[Job]:
         templates={role["name"]: role["template"] for role in spec["roles"]} if problem is None else {},
         status=seen.status,
         unpromised=left_open,
+        volumes=volumes,
+        move=moves.read(meta.annotations),
         problem=problem,
     )
     return Item(meta.uid, meta.resource_version, value)
@@ -483,10 +491,7 @@ def _role(role: Mapping[str, Any], by_itself: dict[str, int]) -> Role:
     requests = tuple(sorted((pod_requests(spec) | by_itself).items()))
     constraints = Constraints(
         selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
-        terms=tuple(
-            NodeTerm(requirements(term.get("matchExpressions")), requirements(term.get("matchFields")))
-            for term in affinity.get("nodeSelectorTerms") or ()
-        ),
+        terms=node_terms(affinity),
         tolerations=_tolerations(spec.get("tolerations")),
         gpu=_gpu_need(role.get("gpu") or {}, requests),
     )

@@ -11,6 +11,8 @@ from queuectl.kube.names import (
     DEFAULT_QUEUE,
     FINALIZER,
     GROUP,
+    MOVE,
+    MOVE_BY,
     RESTRICTED_LABEL,
     SUBMITTED_BY,
     VERSION,
@@ -38,6 +40,7 @@ def policies() -> list[dict[str, Any]]:
             variables=[{"name": "changed_by", "expression": _AUTHOR}, {"name": "change_why", "expression": _WHY}],
         ),
         *_authored("queuectl-submitted-by", "trainingjobs", SUBMITTED_BY, "oldObject == null"),
+        *_authored("queuectl-move-asked-by", "trainingjobs", MOVE_BY, _MOVE_ASKED),
         *_mutating(
             "queuectl-default-queue",
             resource="trainingjobs",
@@ -216,6 +219,8 @@ _OLD_AUTHOR, _OLD_WHY, _NEW_WHY = (
 _AUTHOR = f"({_SPEC_CHANGED} || {_OLD_AUTHOR} == '') ? request.userInfo.username : {_OLD_AUTHOR}"
 _WHY = f"!({_SPEC_CHANGED}) ? {_OLD_WHY} : ({_NEW_WHY} == {_OLD_WHY} ? '' : {_NEW_WHY})"
 
+_MOVE_ASKED = f"{_annotation('object', MOVE)} != {_annotation('oldObject', MOVE)}"
+
 _IS_ADMITTED = "oldObject.?status.phase.orValue('') in [{}]".format(
     ", ".join(f"'{phase}'" for phase in Phase if phase is not Phase.PENDING)
 )
@@ -335,7 +340,7 @@ def _authored(name: str, resource: str, annotation: str, written: str) -> list[d
         conditions=[
             {
                 "name": "author-due-or-changed",
-                "expression": f"{written} || object.metadata.?annotations[{key}] != oldObject.metadata.?annotations[{key}]",
+                "expression": f"{written} || {_annotation('object', annotation)} != {_annotation('oldObject', annotation)}",
             }
         ],
         variables=[

@@ -4,18 +4,19 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from queuectl.kube import decode, pods
+from queuectl.kube import decode, moves, pods
 from queuectl.kube.client import JSON_PATCH, MERGE_PATCH, ApiError, KubeClient
 from queuectl.kube.names import (
     API,
     ATTEMPT_LABEL,
     FINALIZER,
+    MOVE_REFUSED,
     WORKLOAD_LABEL,
     jobs_path,
     pods_path,
 )
 from queuectl.model.lifecycle import Attempt
-from queuectl.model.objects import Job, Pod, Queue
+from queuectl.model.objects import Job, MoveRequest, Pod, Queue
 
 # More requests under way do not make the API server faster, they only delay each other.
 MAX_REQUESTS = 32
@@ -143,6 +144,13 @@ class Writer:
                 "finalizers": [*finalizers, FINALIZER] if present else finalizers,
             }
         }
+        await self._ignoring_gone("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def refuse_move(self, job: Job, request: MoveRequest, because: str) -> None:
+        """Answer the request to move that a job bears, if the job is still the same."""
+        annotations = {MOVE_REFUSED: moves.refused(request, because)}
+        body = {"metadata": {"uid": job.gang.uid, "annotations": annotations}}
+        path = jobs_path(job.gang.namespace, job.gang.name)
         await self._ignoring_gone("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def delete_job(self, job: Job) -> None:

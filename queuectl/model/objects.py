@@ -66,6 +66,7 @@ class Constraints:
     terms: tuple[NodeTerm, ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     gpu: GpuNeed | None = None  # None: its GPUs, if it has any, may be anything
+    volumes: tuple[tuple[NodeTerm, ...], ...] = ()  # from where its volumes can be reached: of each one term
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +307,29 @@ class Pod:
         return self.phase in {"Succeeded", "Failed"}
 
 
+@dataclass(frozen=True, slots=True)
+class MoveRequest:
+    """What somebody asks for with a running job: that it moves, with others, so that a waiting one can start."""
+
+    uid: str = ""  # of the one that waits
+    job: str = ""  # its namespace and name
+    moves: tuple[tuple[str, int], ...] = ()  # uid and attempt of each that is to move
+    within: float = 0.0  # seconds of running after which it must have made up for the moves
+    until: float = 0.0  # Unix seconds; not carried out later
+    by: str = ""  # who asks, as the API server says
+    problem: str = ""  # what is wrong with the request itself
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeUse:
+    """A volume of a role's pods that is there by a claim."""
+
+    role: str
+    name: str
+    claim: str = ""  # name of the claim; empty: each pod makes one of its own
+    storage_class: str | None = None  # of what each pod makes; None: the cluster's default
+
+
 @dataclass(frozen=True)
 class Job:
     """A TrainingJob as the controller works with it. ``problem`` is set when its spec can't be used."""
@@ -323,4 +347,6 @@ class Job:
     templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # role → pod template
     status: Mapping[str, Any] = field(default_factory=dict)  # as it stands in the API server
     unpromised: tuple[str, ...] = ()  # fields of its pods that no reservation takes into account
+    volumes: tuple[VolumeUse, ...] = ()
+    move: MoveRequest | None = None  # that it is asked for and has not been answered
     problem: Why | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from queuectl.model.objects import MoveRequest
 from queuectl.model.policy import Cause, Cell
 from queuectl.model.reasons import Reason, Why, counted, why
 from queuectl.model.resources import CARD, CARDS, times, total
@@ -104,6 +105,8 @@ class Eviction:
     since: float | None = None  # Unix seconds of its last checkpoint or start; None: it had not started
     part: Portion | None = None  # only this, and the rest runs on
     overtaken: bool = False  # its claim is taken over; it has no room yet, so there is nothing to wait for
+    to: tuple[Placement, ...] = ()  # where room is kept for it, if it moves
+    asked_by: str = ""  # who asked for that
 
     def __str__(self) -> str:
         """Return who it is and what it loses, or gives up."""
@@ -153,3 +156,4 @@ class Plan:
     evictions: tuple[tuple[str, TakeBack], ...] = ()  # uid → what it gives back, for nobody's sake
     blocked: Mapping[str, Why] = field(default_factory=dict)  # queue → why not all of it goes back that should
     growths: Mapping[str, Portion] = field(default_factory=dict)  # uid → what a running gang gets beside what it has
+    refusals: Mapping[MoveRequest, Why] = field(default_factory=dict)  # why moves are not made that were asked for

@@ -47,6 +47,7 @@ class Cause(StrEnum):
     RECLAIM = "InCohortReclamation"
     RECLAIM_WHILE_BORROWING = "InCohortReclaimWhileBorrowing"
     FAIR_SHARE = "InCohortFairSharing"
+    DEFRAGMENTATION = "Defragmentation"  # by no rule: somebody asked for it
 
 
 class VictimChoice(StrEnum):

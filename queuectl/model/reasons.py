@@ -33,6 +33,7 @@ class Reason(Enum):
         " {wanted}."
     )
     MISCONFIGURED = "{field}: {problem}"
+    VOLUME_NOT_READY = "Its role {role} uses {volume}, and {problem}."
     NO_MATCHING_FLAVOR = "Queue {queue} has no flavor for role {role}: {problem}."
     EXCEEDS_MAX_QUOTA = (
         "Can never fit: it asks for {wanted} {resource} and queue {queue} has {nominal} in flavor {flavor}."
@@ -70,7 +71,7 @@ class Reason(Enum):
     )
     NOT_PROMISED = (
         "No reservation takes {fields} into account: kube-scheduler may keep pods from the nodes that are reserved for"
-        " them, and the whole gang then goes back to its queue at its start deadline."
+        " them, or a node not start them, and the whole gang then goes back to its queue at its start deadline."
     )
     # starting and running
     ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
@@ -89,6 +90,8 @@ class Reason(Enum):
     GROWTH_FAILED = "Gave {gone:pod} back by which it was to grow: {problem}. The other {after} run on."
     # given back
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
+    MOVED = "Moves to make room for {job} of queue {queue}, as {by} asked: its room is kept on {nodes}. It loses {lost}{since}."
+    MOVES_REFUSED = "Nobody moves to make room for {job}, as {by} asked: {problem}."
     QUOTA_TAKEN_BACK = (
         "The quota no longer covers it: in queue {queue}, {used} {resource} in flavor {flavor} were in use, and"
         " {allowed} may be."
@@ -168,6 +171,7 @@ CAUSES = {
     Cause.RECLAIM_WHILE_BORROWING: "it has the higher priority, and its queue may preempt while it borrows",
     Cause.FAIR_SHARE: "its queue has had the smaller share",
 }
+FOR_OTHERS = frozenset({Reason.PREEMPTED, Reason.MOVED})  # ends for somebody else's sake
 
 BY_CODE = {reason.code: reason for reason in Reason}
 _HOLES = {reason: {name for _, name, _, _ in Formatter().parse(reason.value) if name} for reason in Reason}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from queuectl.control import status, turn
 from queuectl.control.world import World
+from queuectl.core.defrag import proposals
 from queuectl.core.lifecycle import BackOff, deadline, members
 from queuectl.core.snapshot import Policy
 from queuectl.model.lifecycle import (
@@ -22,6 +23,7 @@ from queuectl.model.lifecycle import (
     Workload,
     WorkloadState,
 )
+from queuectl.model.objects import MoveRequest
 from queuectl.model.plan import Admission, Portion
 from queuectl.model.policy import Amounts
 from queuectl.model.reasons import Why
@@ -32,6 +34,8 @@ from queuectl.simulate.form import EventForm, JobForm, Scenario
 MAX_ROUNDS = 500  # in one instant; a round admits hundreds
 MAX_INSTANTS = 100_000
 
+PAYS_WITHIN = 3600.0  # seconds, of moves that are asked for; what queuectl defrag takes by default
+
 OVERTAKEN = "Overtaken"  # it had not started yet, so nobody is evicted
 PREEMPTED = "Preempted"  # somebody takes its room
 EVICTED = "Evicted"  # nobody does
@@ -39,6 +43,7 @@ SHRUNK = "Shrunk"  # it gives up a part of its room
 GROWING = "Growing"  # it gets a part of its room in addition
 GROWN = "Grown"  # and has it
 DONE = "Done"  # some of its pods
+REFUSED = "Refused"  # nobody moves to make room for it
 REQUEUED = "Requeued"
 RUNNING = "Running"
 
@@ -273,6 +278,10 @@ class Clockwork:
             self._log(attempt.uid, "Admitted", self._state(self.world.workloads[attempt.uid]).why, "Admitted")
         for uid, part in decided.plan.growths.items():
             self._grow(uid, part)
+        for request, cause in decided.plan.refusals.items():
+            self._log(request.uid, REFUSED, cause)
+            for uid in self.world.refused(request):
+                self.cluster.answer(uid)
         self._plan_again = turn.plan_again(self.world, decided.plan, ())
         self.world.plan = decided.plan
 
@@ -361,6 +370,8 @@ class Clockwork:
         if event.verb == "controller_restart":
             self.restart()
             done = True
+        elif event.defrag is not None:
+            done = self._defrag(event.defrag)
         else:
             done = self.cluster.happen(event)
         told = event.model_dump(by_alias=True, exclude_none=True, exclude={"at"}, mode="json")
@@ -373,6 +384,17 @@ class Clockwork:
                 self.now, "", "Event" if done else "Ignored", text if done else f"{text}: there is nothing to do it to"
             )
         )
+
+    def _defrag(self, name: str) -> bool:
+        """Ask for the moves that make room for a waiting job; False when there are none."""
+        self._save()
+        snapshot, gangs = self.world.snapshot(self.now), self.world.gangs()
+        found = proposals(snapshot, gangs, self.now, PAYS_WITHIN, only={name})
+        for proposal in found:
+            moves = tuple(sorted((move.gang.uid, move.gang.attempt) for move in proposal.moves))
+            job = f"{proposal.gang.namespace}/{name}"
+            self.cluster.ask(MoveRequest(name, job, moves, PAYS_WITHIN, until=self.now + 1, by="an admin"))
+        return bool(found)
 
     def _state(self, workload: Workload) -> State:
         uid = workload.uid

@@ -14,7 +14,7 @@ from queuectl.kube.names import pod_name
 from queuectl.kube.pods import nodes_of
 from queuectl.model import gpus
 from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Move, Step
-from queuectl.model.objects import Job, Namespace, Node, Place, Pod
+from queuectl.model.objects import Job, MoveRequest, Namespace, Node, Place, Pod
 from queuectl.model.plan import PodKey
 from queuectl.model.resources import parse_quantity
 from queuectl.simulate.form import GPU, EventForm, JobForm, NodeForm, QueueForm, Scenario, edited
@@ -96,6 +96,15 @@ class Cluster:
                 form = self._queue_forms[event.set_stop_policy.queue]
                 self._set_queue(form.model_copy(update={"stop_policy": event.set_stop_policy.stop_policy}))
         return True
+
+    def ask(self, request: MoveRequest, of: Collection[str] | None = None) -> None:
+        """Have those jobs bear a request that are to move, or only some of them."""
+        for name in dict(request.moves) if of is None else of:
+            self._edit(name, lambda job: replace(job, move=request))
+
+    def answer(self, name: str) -> None:
+        """Have a job bear no request any more."""
+        self._edit(name, lambda job: replace(job, move=None))
 
     def forget(self, name: str) -> None:
         """Let a deleted job's object and pods go, for the controller has let go of it."""

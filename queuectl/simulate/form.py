@@ -220,6 +220,7 @@ class EventForm(Part):
     delete: StrictStr | None = None
     hold: StrictStr | None = None
     release: StrictStr | None = None
+    defrag: StrictStr | None = None
     node_down: StrictStr | None = None
     node_up: StrictStr | None = None
     cordon: StrictStr | None = None

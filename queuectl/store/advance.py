@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model.lifecycle import UNDER_WAY, AttemptState, Done, End, Move, Outcome, WorkloadState
-from queuectl.model.reasons import Reason, why
+from queuectl.model.reasons import FOR_OTHERS, Reason, why
 from queuectl.store import attempts, tables
 from queuectl.store.attempts import AttemptKey, Held, Stake
 from queuectl.store.events import Event, record, told
@@ -231,7 +231,7 @@ async def _free(connection: AsyncConnection, ended: Mapping[AttemptKey, Held], n
                 "not_before": end.not_before if again else 0.0,
                 "charged": int(end.charged),
                 "late": int(end.late),
-                "preempted": int(held.holds and end.why.reason is Reason.PREEMPTED),
+                "preempted": int(held.holds and end.why.reason in FOR_OTHERS),
                 "last_end": end_to_json(end),
             }
         )

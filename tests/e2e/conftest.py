@@ -7,6 +7,7 @@ import pytest
 from queuectl.kube.client import KubeClient
 from queuectl.local.controlplane import Running
 from tests.support import ledger
+from tests.support.claims import Claims
 from tests.support.databases import Databases, database_url, postgres
 from tests.support.proxy import Proxy, proxied
 from tests.support.stage import Controller, Stage
@@ -72,3 +73,16 @@ async def live(
         await ledger.until_free(stage)
     finally:
         await stage.close()
+
+
+@pytest.fixture
+async def claims(live: Stage) -> AsyncIterator[Claims]:
+    """Claims of the live stage; what uses them is to be gone before they are."""
+    result = Claims(live)
+    try:
+        yield result
+    finally:
+        for job in await live.jobs():
+            await live.delete_job(job["metadata"]["name"])
+            await live.until_gone(job["metadata"]["name"])
+        await result.close()

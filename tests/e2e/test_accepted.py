@@ -11,6 +11,7 @@ from typing import Any
 
 from queuectl.kube.names import JOB_LABEL, jobs_path
 from tests.support import ledger, manifests
+from tests.support.claims import Claims
 from tests.support.eventually import eventually
 from tests.support.stage import GPU, STAGE_LABEL, Object, Stage
 
@@ -20,6 +21,14 @@ RDMA = "rdma/hca"
 HUGE = "hugepages-2Mi"
 AT_ONCE = 20  # jobs that are being submitted
 NEVER = {"ExceedsCluster", "NoMatchingFlavor"}  # what is said before admission of what can't be had
+ZONE = "topology.kubernetes.io/zone"
+NO_ZONE = 1  # of the kinds of nodes
+VOLUMES: Mapping[str, Mapping[str, Any]] = {  # by claim, from where they can be reached
+    "fast": {"reach": {"disk": "ssd"}},
+    "zoned": {"reach": {ZONE: "z0"}},
+    "labelled": {"labels": {ZONE: "z0__z2"}},
+    "anywhere": {},
+}
 BATCH = {"key": "dedicated", "value": "batch", "effect": "NoSchedule"}
 KINDS: tuple[Mapping[str, Any], ...] = (  # of nodes, each with a disk, a generation and racks of its own
     {"count": 6, "gpus": 8, "more": {RDMA: "8", HUGE: "8Gi"}, "labels": {"disk": "ssd", "generation": "4"}},
@@ -29,8 +38,10 @@ KINDS: tuple[Mapping[str, Any], ...] = (  # of nodes, each with a disk, a genera
 )
 
 
-async def test_every_pod_is_bound_to_the_node_that_was_promised_to_it(live: Stage) -> None:
+async def test_every_pod_is_bound_to_the_node_that_was_promised_to_it(live: Stage, claims: Claims) -> None:
     await _nodes(live)
+    for name, volume in VOLUMES.items():
+        await claims.bound(name, **volume)
     await _queue(live)
     draw = random.Random(SEED)
     gangs = [_gang(draw, live, number) for number in range(GANGS)]
@@ -96,6 +107,7 @@ async def _nodes(stage: Stage) -> None:
         for rack in range(2):
             count = kind["count"] // 2
             labels = {**kind["labels"], "rack": f"r{number}-{rack}", "kind": str(number)}
+            labels |= {ZONE: f"z{rack}"} if number != NO_ZONE else {}
             await stage.nodes(count, first=first, labels=labels, **more)
             first += count
 
@@ -172,6 +184,11 @@ def _affinity(draw: random.Random, spec: Object) -> None:
     spec.setdefault("affinity", {})["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": required}
 
 
+def _volumes(draw: random.Random, spec: Object) -> None:
+    used = draw.sample(sorted(VOLUMES), draw.choice((1, 1, 2)))
+    spec["volumes"] = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in used]
+
+
 def _toleration(draw: random.Random, spec: Object) -> None:
     equal = {"key": "dedicated", "operator": "Equal", "value": "batch", "effect": "NoSchedule"}
     spec["tolerations"] = [draw.choice((equal, {"operator": "Exists"}, {**equal, "value": "other"}))]
@@ -208,4 +225,5 @@ _PARTS: tuple[tuple[float, Callable[[random.Random, Object], None]], ...] = (
     (0.1, _sidecar),
     (0.15, _host_port),
     (0.05, _host_network),
+    (0.15, _volumes),
 )

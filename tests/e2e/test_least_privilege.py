@@ -55,7 +55,10 @@ async def test_the_service_account_of_the_base_is_enough_for_all_of_a_jobs_life(
         await stage.until_phase("fails", "Failed")
         await stage.submit("waits", 4, 8)
         await stage.until_reason("waits", "ExceedsMaxQuota")
-        for name in ("runs", "fails", "waits"):
+        claim = {"name": "data", "persistentVolumeClaim": {"claimName": "none"}}
+        await stage.submit("claims", 1, 1, pod={"volumes": [claim]})
+        await stage.until_reason("claims", "VolumeNotReady")
+        for name in ("runs", "fails", "waits", "claims"):
             await stage.delete_job(name)
             await stage.until_gone(name)
     await ledger.until_free(stage)

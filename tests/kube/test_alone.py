@@ -62,7 +62,6 @@ def test_who_avoids_the_same_labels_in_the_same_namespace_is_apart_from_each_oth
     assert alone([(_anti(_term()), APP)], "team") != alone([(_anti(_term()), APP)], "other")
 
 
-VOLUME = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
 SPREAD = {"maxSkew": 1, "topologyKey": "zone", "labelSelector": {}}
 FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "nothing": ({"volumes": [{"name": "tmp", "emptyDir": {}}], "affinity": None}, []),
@@ -80,10 +79,7 @@ FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "spread": ({"topologySpreadConstraints": [SPREAD]}, ["topologySpreadConstraints"]),
     "rather spread": ({"topologySpreadConstraints": [{**SPREAD, "whenUnsatisfiable": "ScheduleAnyway"}]}, []),
-    "a volume of its own, and devices by claim": (
-        {"volumes": [VOLUME], "resourceClaims": [{"name": "gpu"}]},
-        ["volumes", "resourceClaims"],
-    ),
+    "devices by claim": ({"resourceClaims": [{"name": "gpu"}]}, ["resourceClaims"]),
 }
 
 

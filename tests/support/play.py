@@ -35,6 +35,7 @@ from queuectl.simulate.clockwork import EVICTED, OVERTAKEN, PREEMPTED, REQUEUED,
 from queuectl.simulate.form import EventForm, JobForm, NodeForm, Scenario, WantForm, edited
 from queuectl.simulate.verdict import differences
 from tests.support import ledger, manifests
+from tests.support.commands import Commands
 from tests.support.eventually import eventually
 from tests.support.observer import observing
 from tests.support.stage import STAGE_LABEL, Controller, Stage
@@ -306,6 +307,9 @@ class Play:
             case "hold" | "release":
                 namespace = self._namespace(self._forms[target].namespace)
                 await stage.patch_job(target, {"spec": {"hold": event.verb == "hold"}}, namespace=namespace)
+            case "defrag":
+                cli = Commands(self._stage.kubeconfig, self._namespace(self._forms[target].namespace))
+                await cli("defrag", target, "--apply", "--no-wait", "--database-url", stage.database_url)
             case "node_down":
                 await stage.client.request("DELETE", f"/api/v1/nodes/{self._full(target)}")
             case "node_up":
@@ -314,22 +318,26 @@ class Play:
                 await self._patch(
                     f"/api/v1/nodes/{self._full(target)}", {"spec": {"unschedulable": event.verb == "cordon"}}
                 )
-            case "set_quota" if event.set_quota is not None:
-                form = edited(self._queues[event.set_quota.queue], event.set_quota)
-                self._queues[form.name] = form
-                spec = form.manifest()["spec"]
-                self._rename(spec)
-                await self._patch(f"{API}/queues/{self._full(form.name)}", {"spec": {"quotas": spec["quotas"]}})
-            case "set_stop_policy" if event.set_stop_policy is not None:
-                edit = event.set_stop_policy
-                await self._patch(
-                    f"{API}/queues/{self._full(edit.queue)}", {"spec": {"stopPolicy": edit.stop_policy.value}}
-                )
+            case "set_quota" | "set_stop_policy":
+                await self._edit_queue(event)
             case "controller_restart":
                 await self._restart()
             case _:
                 raise NotImplementedError(event.verb)
         self._log("", "Event", f"{event.verb} {target}")
+
+    async def _edit_queue(self, event: EventForm) -> None:
+        if event.set_quota is not None:
+            form = edited(self._queues[event.queue], event.set_quota)
+            self._queues[form.name] = form
+            spec = form.manifest()["spec"]
+            self._rename(spec)
+            await self._patch(f"{API}/queues/{self._full(form.name)}", {"spec": {"quotas": spec["quotas"]}})
+        if event.set_stop_policy is not None:
+            edit = event.set_stop_policy
+            await self._patch(
+                f"{API}/queues/{self._full(edit.queue)}", {"spec": {"stopPolicy": edit.stop_policy.value}}
+            )
 
     async def _end_pods(self, job: str, *, failed: bool = False) -> None:
         """End the pods that the job waits for, or one with a failure."""
@@ -498,6 +506,7 @@ class Play:
         for row in await ledger.rows(self._stage, _HISTORY, uids=list(names), last=self._last_event):
             self._last_event = row["id"]
             attempt, kind = (row["workload_uid"], row["attempt"]), row["kind"]
+            kind = PREEMPTED if kind == Reason.MOVED.code else kind
             if kind == Reason.ADMITTED.code:
                 self._held.add(attempt)
             elif kind in _FOR_NOBODY:

@@ -120,7 +120,7 @@ class Stage:
         self.namespace = name
         self.namespaces = [name]  # and others of its own, if a test needs more
         self.database_url = database_url
-        self._kubeconfig = kubeconfig
+        self.kubeconfig = kubeconfig
         self._folder = folder
         self._controllers: list[Controller] = []
         self._shared: list[Controller] = []
@@ -163,7 +163,7 @@ class Stage:
     def controller(self, name: str = "a", *, kubeconfig: Path | None = None, env: Mapping[str, str] = {}) -> Controller:
         """Return a controller that is not started yet."""
         result = Controller(
-            kubeconfig or self._kubeconfig, env.get("DATABASE_URL", self.database_url), self._folder, name, env
+            kubeconfig or self.kubeconfig, env.get("DATABASE_URL", self.database_url), self._folder, name, env
         )
         self._controllers.append(result)
         return result
@@ -235,7 +235,7 @@ class Stage:
             "roleRef": {"apiGroup": rbac, "kind": "Role", "name": role},
         }
         await self.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": meta, **who})
-        config = yaml.safe_load(self._kubeconfig.read_text(encoding="utf-8"))
+        config = yaml.safe_load(self.kubeconfig.read_text(encoding="utf-8"))
         config["users"][0]["user"]["as"] = user
         kubeconfig = self._folder / f"{self.name}-{role}.kubeconfig"
         kubeconfig.write_text(yaml.safe_dump(config), encoding="utf-8")
