@@ -169,6 +169,7 @@ class Engine:
                 admissions=decided.admissions,
                 preemptions=decided.preemptions,
                 growths=decided.growths,
+                repairs=decided.repairs,
             )
         for attempt in result.admitted:
             workload = world.workloads[attempt.uid]
@@ -183,6 +184,13 @@ class Engine:
             world.grows(uid, decided.plan.growths[uid], now)
             self._reporter.event(uid, status.reason(world.workloads[uid], world.attempts[uid], None, ()))
             self.executor.offer(uid)
+        for uid in result.repaired:
+            world.repairs(uid, decided.plan.repairs[uid], now)
+            self._reporter.event(uid, decided.plan.repairs[uid].why, warning=True)
+            self.executor.offer(uid)
+        world.irreparable(decided.plan.irreparable)
+        if decided.plan.irreparable:
+            self.wake()
         metrics.REFUSED.inc(len(result.refused))
         if turn.plan_again(world, decided.plan, result.refused):
             self._plan_again = True

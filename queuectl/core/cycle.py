@@ -10,6 +10,7 @@ from queuectl.core.growth import growths
 from queuectl.core.limits import OVER_A_LIMIT, not_for, particular, stopped
 from queuectl.core.nominate import Entry, be_patient, clock, nominate, patient_until
 from queuectl.core.preemption import Field, Running, Victim, there
+from queuectl.core.replacement import repairs
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.takeback import evictions
 from queuectl.core.tree import Node, Share, Tree
@@ -36,20 +37,32 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decide one cycle: which waiting gangs start where, who gives way, and why each other gang waits.
 
     1. Gangs that a lowered quota no longer covers, or whose queue is drained, go back to their queues, or give up a
-    part. Their room is free once they are gone, for whoever comes first. 2. Each queue's gangs stand in line. 3. The first of each line is nominated: flavors, nodes and, if it needs
-    any, victims. 4. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
-    why it waits. 5. The next in its line becomes a head, until all lines are through. 6. Elastic gangs that run
+    part. Their room is free once they are gone, for whoever comes first. 2. Pods that running gangs have lost are
+    replaced. 3. Each queue's gangs stand in line. 4. The first of each line is nominated: flavors, nodes and, if it
+    needs any, victims. 5. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
+    why it waits. 6. The next in its line becomes a head, until all lines are through. 7. Elastic gangs that run
     get pods that they lack, of what is left and nobody waits for.
 
     Pure: the same snapshot gives the same plan. ``now`` is in Unix seconds.
     """
     blocked: dict[str, Why] = {}
     leaving = evictions(snapshot, now, blocked)
-    cycle = _Cycle(snapshot.leaving(leaving), now)
+    broken = {one.gang.uid: one for one in snapshot.broken if one.gang.uid not in leaving}
+    cycle = _Cycle(snapshot.leaving(leaving).without(broken), now)
+    repaired, irreparable = repairs(cycle.snapshot, broken.values(), cycle.room)
+    cycle.room -= sum(len(repair.found) for repair in repaired.values())
     decided = cycle.run()
-    stay = [one for one in snapshot.elastic if one.gang.uid not in cycle.taken | leaving.keys()]
+    busy = cycle.taken | leaving.keys() | broken.keys()
+    stay = [one for one in snapshot.elastic if one.gang.uid not in busy]
     grown = growths(cycle.snapshot, decided.waits, stay, cycle.room)
-    return replace(decided, evictions=tuple(leaving.items()), blocked=blocked, growths=grown)
+    return replace(
+        decided,
+        evictions=tuple(leaving.items()),
+        blocked=blocked,
+        growths=grown,
+        repairs=repaired,
+        irreparable=irreparable,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from queuectl.model.plan import Placement, PodKey, Portion
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, GROWING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, REPAIRING, GROWING, ENDING, ENDED = AttemptState
 ARROWS = {
     RESERVED: {CREATED, ENDING},
     CREATED: {UNGATED, ENDING},

@@ -14,7 +14,7 @@ from queuectl.model.plan import Placement, PodKey
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, GROWING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, REPAIRING, GROWING, ENDING, ENDED = AttemptState
 ADMITTED_AT, RUNNING_AT, GROWING_AT, NOW = 1000.0, 1010.0, 1015.0, 1020.0
 EIGHT = requests(gpu=8)
 PLACEMENTS = (
@@ -83,7 +83,7 @@ class Case:
         if self.state is SHRINKING:
             attempt = attempt.shrinking(Shrink(why(Reason.RUNNING, pods=3), last(attempt.whole, {"worker": 1})))
         if self.state is GROWING:
-            attempt = replace(attempt, coming={"worker": 1}, growing_at=GROWING_AT)
+            attempt = replace(attempt, coming=frozenset({("worker", 1)}), growing_at=GROWING_AT)
         places = {"n1": Place.GOOD, "n2": Place.GOOD, **self.places}
         return View(self.workload, attempt, self.job, self.pods, places, self.now)
 
