@@ -26,7 +26,7 @@ from queuectl.model.lifecycle import (
     Workload,
     WorkloadState,
 )
-from queuectl.model.objects import Place, QueueOrder
+from queuectl.model.objects import ANYWHERE, Place, QueueOrder
 from queuectl.model.plan import Portion, Repair
 from queuectl.model.policy import OverQuota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason
@@ -53,9 +53,12 @@ class Watched(Clockwork):
         self.used = {queue: in_queue(self, queue, later=True) for queue in self.world.queues}
         losses, places = dict(self.world.losses), {uid: self.places_left(uid) for uid in self.world.losses}
         super()._cycle()
-        for uid in losses.keys() & self.world._irreparable if len(losses) == 1 else ():
+        anywhere = [uid for uid in losses if self.world.jobs[uid].gang.roles[0].topology == ANYWHERE]
+        for uid in self.world._irreparable.intersection(anywhere) if len(losses) == 1 else ():
             at = numbered(self.world.attempts[uid].placements)
-            lost = [key for key in losses[uid].pods if self.world.view(uid, self.now).places[at[key].node] != Place.GOOD]
+            lost = [
+                key for key in losses[uid].pods if self.world.view(uid, self.now).places[at[key].node] != Place.GOOD
+            ]
             assert places[uid] < len(lost), "what can be replaced is"
         for uid in self.world.attempts.keys() - before.keys():
             self._assert_it_passed_nobody(uid)
@@ -376,20 +379,45 @@ class ClusterMachine(RuleBasedStateMachine):
         assert all(entry.code != Reason.POD_LOST.code for entry in clock.result.timeline[happened:]), "that is no fault"
         assert clock.world.history.past(clock.now) == before, "what was held before is not forgotten"
 
-    @precondition(lambda self: self.submitted)
-    @rule(number=st.integers(0, 40), indexes=st.sets(st.integers(0, 3), min_size=1, max_size=2), drained=st.booleans())
-    def pods_are_lost(self, number: int, indexes: set[int], drained: bool) -> None:  # noqa: FBT001
-        """Have others remove some pods of a gang, at once or as a drain does."""
-        clock, name = self.clock, self.job(number)
+    @rule(
+        queue=st.sampled_from(QUEUES), pods=st.integers(2, 4), gpus=st.integers(1, 3), index=st.integers(0, 3),
+        how=st.sampled_from(["node gone", "node gone", "drained", "removed"]), start=st.sampled_from([0, 2]),
+        others=st.lists(jobs("j"), max_size=2), wait=st.sampled_from([0, 1, 3]),
+    )  # fmt: skip
+    def lose_a_pod(
+        self,
+        *,
+        queue: str,
+        pods: int,
+        gpus: int,
+        index: int,
+        how: str,
+        start: int,
+        others: list[dict[str, Any]],
+        wait: int,
+    ) -> None:
+        """Have a gang lose a pod that it may replace, while others come."""
+        job = {"name": "j", "queue": queue, "pods": pods, "minPods": 2, "gpus": gpus, "priority": 2, "user": "bob"}
+        self.submit({**job, "replaceLostPods": True, "startSeconds": start})
+        self.wait(3)
+        clock, name = self.clock, f"j{self.submitted - 1}"
         attempt = clock.world.attempts.get(name)
-        pods = clock.world.pods.get((name, attempt.number), {}) if attempt else {}
-        for pod in [pods[ROLE, index] for index in sorted(indexes) if (ROLE, index) in pods]:
-            if drained and pod.node and not pod.ended:
-                clock.cluster._set_pod(replace(pod, deleting=True, disrupted="Eviction: drained"))
-                clock.at(clock.now + 2, lambda pod=pod: clock.cluster._remove_pod(_key(pod)))  # type: ignore[misc]
-            elif not pod.ended:
-                clock.cluster._remove_pod(_key(pod))
-        clock.settle()
+        pod = clock.world.pods.get((name, attempt.number), {}).get((ROLE, index)) if attempt else None
+        if pod is None or not pod.node:
+            return
+        for other in others:
+            clock._submit(JobForm.model_validate({**other, "name": f"j{self.submitted}"}), f"j{self.submitted}")
+            self.submitted += 1
+        if how == "node gone":
+            self.happens("nodeDown", pod.node)
+        elif how == "drained":
+            clock.cluster._set_pod(replace(pod, deleting=True, disrupted="Eviction: drained"))
+            clock.at(clock.now + 2, lambda: clock.cluster._remove_pod(_key(pod)))
+            self.happens("cordon", pod.node)
+        else:
+            clock.cluster._remove_pod(_key(pod))
+            clock.settle()
+        self.wait(wait)
 
     @rule(number=st.integers(0, 5), verb=st.sampled_from(["nodeDown", "nodeUp", "nodeUp", "cordon", "uncordon"]))
     def to_a_node(self, number: int, verb: str) -> None:
