@@ -57,7 +57,9 @@ class Watched(Clockwork):
         for uid in self.world._irreparable.intersection(anywhere) if len(losses) == 1 else ():
             at = numbered(self.world.attempts[uid].placements)
             lost = [
-                key for key in losses[uid].pods if self.world.view(uid, self.now).places[at[key].node] != Place.GOOD
+                key
+                for key in losses[uid].pods
+                if self.world._places(self.world.attempts[uid])[at[key].node] != Place.GOOD
             ]
             assert places[uid] < len(lost), "what can be replaced is"
         for uid in self.world.attempts.keys() - before.keys():
@@ -128,7 +130,7 @@ class Watched(Clockwork):
         before, there = numbered(attempt.placements), self.world.pods.get((uid, attempt.number), {})
         super()._repair(uid, repair)
         now = self.world.attempts[uid]
-        after, places = numbered(now.placements), self.world.view(uid, self.now).places
+        after, places = numbered(now.placements), self.world._places(self.world.attempts[uid])
         assert now.quota == attempt.quota, "it is charged what it was"
         assert repair.pods < before.keys() == after.keys()
         for key, p in before.items():

@@ -72,7 +72,7 @@ def test_each_lost_pod_gets_a_place_in_the_rack_of_the_others_and_is_charged_not
     gone = broken(runs("g", {"a0": 2, "a1": 2}, IN_RACK), 0, 1)
     full = [queue(any={GPU: 4})]
     repair = plan(view(nodes, [gone], queues=full), NOW).repairs["g"]
-    assert (repair.pods, homes(repair)) == ({pod(0), pod(1)}, {0: "a2", 1: "a2"})
+    assert (repair.pods, homes(repair)) == (frozenset({pod(0), pod(1)}), {0: "a2", 1: "a2"})
     assert [(p.node, p.pods) for p in repair.left] == [("a0", 2)]
     assert str(repair.why) == (
         "The gang runs with 2 of 4 pods; those that were on a0 are being replaced. Node a0 is gone."
@@ -82,7 +82,7 @@ def test_each_lost_pod_gets_a_place_in_the_rack_of_the_others_and_is_charged_not
 def test_without_a_place_there_it_is_left_to_go_back_whole() -> None:
     elsewhere = [server(name) for name in ("a1", "b0", "b1")]
     decided = plan(view(elsewhere, [broken(runs("g", {"a0": 2, "a1": 2}, IN_RACK), 0, 1)]), NOW)
-    assert (decided.repairs, decided.irreparable) == ({}, {"g"})
+    assert (decided.repairs, decided.irreparable) == ({}, frozenset({"g"}))
     wide = plan(view(elsewhere, [broken(runs("g", {"a0": 2, "a1": 2}, Topology(preferred="rack")), 0, 1)]), NOW)
     assert set(homes(wide.repairs["g"]).values()) == {"b0"}, "what is only preferred keeps no gang from it"
 
@@ -108,7 +108,7 @@ def test_nobody_gives_way_to_it_and_it_gives_way_to_nobody_meanwhile() -> None:
     for p in low.placements:
         world.fleet.reserve(p.node, p.requests, p.pods)
     decided = plan(replace(world, running={"q": [low, mine]}), NOW)
-    assert (decided.repairs, decided.irreparable) == ({}, {"g"})
+    assert (decided.repairs, decided.irreparable) == ({}, frozenset({"g"}))
     [preempt] = decided.preemptions
     assert [victim.uid for victim in preempt.victims] == ["low"]
 
@@ -131,7 +131,7 @@ def test_a_pod_whose_place_is_still_good_stays_there_beside_its_neighbours() -> 
     nodes = [server("a0"), server("a1"), server("a2")]
     removed = broken(runs("g", {"a0": 2, "a1": 2}), 1, good=frozenset({"a0", "a1"}))
     repair = plan(view(nodes, [removed]), NOW).repairs["g"]
-    assert (repair.pods, repair.left, repair.found) == ({pod(1)}, (), ())
+    assert (repair.pods, repair.left, repair.found) == (frozenset({pod(1)}), (), ())
 
 
 def test_neighbouring_indexes_stay_together_and_those_in_the_middle_find_their_numbers_again() -> None:
