@@ -186,7 +186,7 @@ class Executor:
         await _all(ungate(view.pods[key], node) for key, node in nodes.items() if view.pods[key].gated)
 
     async def _grow(self, view: View) -> Move | None:
-        """Create the pods by which the gang grows and let them go; that they are ready shows in the watch."""
+        """Create the pods that come and let them go; that they are ready shows in the watch."""
         attempt, job, nodes = view.attempt, view.job, coming(view.attempt)
         if job is None or job.generation != attempt.generation:
             return None  # the engine sees the same
@@ -200,7 +200,7 @@ class Executor:
         return None
 
     async def _shrink(self, view: View) -> None:
-        """Delete the pods that the gang gives up; that they are gone shows in the watch."""
+        """Delete the pods that the gang gives up or that are replaced; that they are gone shows in the watch."""
         lost = {node for node, place in view.places.items() if place is Place.GONE}
         left = [pod for pod in holding(view) if pod.node in lost or not pod.deleting]
         await _all(self._writer.remove_pod(pod, at_once=pod.node in lost) for pod in left)

@@ -20,8 +20,9 @@ from queuectl.control.world import World
 from queuectl.core.backlog import Waits
 from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import Attempt, AttemptState, Leave, Move, Shrink, WorkloadState
-from queuectl.model.objects import Pod
+from queuectl.model.objects import MoveRequest, Pod
 from queuectl.model.plan import Preempt
+from queuectl.model.reasons import Why
 from queuectl.store.ledger import Ledger
 
 PACE_SECONDS = 0.05  # between two rounds at least, so that one transaction takes the moves of many gangs
@@ -169,6 +170,7 @@ class Engine:
                 admissions=decided.admissions,
                 preemptions=decided.preemptions,
                 growths=decided.growths,
+                repairs=decided.repairs,
             )
         for attempt in result.admitted:
             workload = world.workloads[attempt.uid]
@@ -183,12 +185,14 @@ class Engine:
             world.grows(uid, decided.plan.growths[uid], now)
             self._reporter.event(uid, status.reason(world.workloads[uid], world.attempts[uid], None, ()))
             self.executor.offer(uid)
-        for request, cause in decided.plan.refusals.items():
-            bearers = world.refused(request)
-            for uid in [request.uid] if request.uid in world.jobs else bearers:
-                self._reporter.event(uid, cause, warning=True)
-            for uid in bearers:
-                self._reporter.refused(uid, request, cause)
+        self._refuse(decided.plan.refusals)
+        for uid in result.repaired:
+            world.repairs(uid, decided.plan.repairs[uid], now)
+            self._reporter.event(uid, decided.plan.repairs[uid].why, warning=True)
+            self.executor.offer(uid)
+        world.irreparable(decided.plan.irreparable)
+        if decided.plan.irreparable:
+            self.wake()
         metrics.REFUSED.inc(len(result.refused))
         if turn.plan_again(world, decided.plan, result.refused):
             self._plan_again = True
@@ -199,6 +203,15 @@ class Engine:
                 "cycle", admitted=len(result.admitted), refused=len(result.refused), waiting=len(decided.plan.waits),
                 seconds=round(time.perf_counter() - started, 4),
             )  # fmt: skip
+
+    def _refuse(self, refusals: Mapping[MoveRequest, Why]) -> None:
+        """Answer those who have asked for moves that are not made."""
+        for request, cause in refusals.items():
+            bearers = self._world.refused(request)
+            for uid in [request.uid] if request.uid in self._world.jobs else bearers:
+                self._reporter.event(uid, cause, warning=True)
+            for uid in bearers:
+                self._reporter.refused(uid, request, cause)
 
     def _take_claim(self, attempt: Attempt, preempt: Preempt, leaves: Mapping[str, Leave]) -> None:
         """Take in that the ledger has promised a preemptor its room, and have its victims go."""

@@ -67,7 +67,7 @@ class Holdings:
         """Count an attempt as it is now.
 
         A claim has become a reservation or waits for fewer; somebody has claimed its room or a part, or that is gone;
-        some of its pods are done; it grows.
+        some of its pods are done or replaced; it grows.
         """
         queue, before = self._held[attempt.uid]
         self._held[attempt.uid] = (queue, attempt)
@@ -123,7 +123,7 @@ class Holdings:
     ) -> dict[str, list[Running]]:
         """Return who may be taken, by queue: whoever holds room that nobody has claimed yet, and claims themselves.
 
-        Who gives up a part, or grows, is left out until that is over.
+        Who gives up a part, is repaired or grows is left out until that is over.
 
         ``covered``: disruption budgets, and how many of these pods of the attempt each covers. ``elastic``: the pods
         that it can give up and run on.

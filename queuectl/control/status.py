@@ -40,7 +40,7 @@ def reason(workload: Workload, attempt: Attempt | None, wait: Why | None, leavin
     match attempt.state:
         case AttemptState.CLAIMED:
             return waiting_for(leaving)
-        case AttemptState.RUNNING | AttemptState.GROWING:
+        case AttemptState.RUNNING | AttemptState.REPAIRING | AttemptState.GROWING:
             return attempt.progress
         case AttemptState.UNGATED:
             return why(Reason.STARTING, pods=pods)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from queuectl.control.world import World
 from queuectl.core.cycle import plan
-from queuectl.core.lifecycle import next_move
+from queuectl.core.lifecycle import loss, next_move
 from queuectl.core.moves import moved
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Shrink, Workload
-from queuectl.model.plan import Admission, Eviction, Placement, Plan, Portion, Preempt, TakeBack
+from queuectl.model.plan import Admission, Eviction, Placement, Plan, Portion, Preempt, Repair, TakeBack
 from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.reasons import CAUSES, Reason, why
 from queuectl.model.resources import is_alone
@@ -47,6 +47,7 @@ class Decided:
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]]
     ancestors: Mapping[str, Sequence[str]]  # of the queues in which something starts
     growths: Mapping[tuple[str, int], Portion]  # by uid and number of the attempt
+    repairs: Mapping[tuple[str, int], Repair]  # likewise
     nodes: Mapping[str, Mapping[str, int]]  # as in the cycle, and where a host port or the like is taken
 
 
@@ -61,6 +62,7 @@ def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Mo
     for uid in sorted(touched | reported.keys()):
         view = world.view(uid, now)
         if view is None:
+            world.lost(uid, None)
             if world.waits_in_vain(uid):
                 leaving[uid] = End(why(Reason.DELETED), Outcome.DELETED)
             elif uid not in world.jobs:
@@ -68,6 +70,7 @@ def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Mo
             continue
         # What is observed goes before what a step reports: a gang whose pod is gone is not ungated any more.
         move = next_move(view) or reported.get(uid)
+        world.lost(uid, None if move else loss(view))
         if move is not None:
             moves.append(move)
     return moves, leaving
@@ -100,6 +103,7 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
     starting = [*decided.admissions, *(preempt.admission for preempt in decided.preemptions)]
     placed = [p for admission in starting for p in admission.placements]
     placed += [p for part in decided.growths.values() for p in part.placements]
+    placed += [p for repair in decided.repairs.values() for p in repair.found]
     return Decided(
         plan=decided,
         evictions=[_taken_back(uid, world.attempts[uid].number, back) for uid, back in decided.evictions],
@@ -110,6 +114,7 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
         ],
         ancestors=world.holdings.ancestors({world.workloads[admission.uid].queue for admission in starting}),
         growths={(uid, world.attempts[uid].number): part for uid, part in decided.growths.items()},
+        repairs={(uid, world.attempts[uid].number): repair for uid, repair in decided.repairs.items()},
         nodes={**cycle.nodes, **_taken_alone(cycle, placed)},
     )
 
@@ -143,10 +148,12 @@ def plan_again(world: World, decided: Plan, refused: Collection[str]) -> bool:
     admissions = (*decided.admissions, *(preempt.admission for preempt in decided.preemptions))
     wanted = {admission.uid: admission.placements for admission in admissions}
     wanted |= {uid: part.placements for uid, part in decided.growths.items()}
+    wanted |= {uid: repair.found for uid, repair in decided.repairs.items()}
     for uid in wanted.keys() & set(refused):
         world.changes.nodes |= {placement.node for placement in wanted[uid]}
         world.changes.queues.add(world.workloads[uid].queue)
-    return bool(refused) or bool(admissions and decided.waits)
+    left = world.losses.keys() - decided.irreparable  # more than one cycle replaces
+    return bool(refused or left) or bool(admissions and decided.waits)
 
 
 def _taken_back(uid: str, attempt: int, back: TakeBack) -> Move:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from queuectl.control.budgets import Budgets
 from queuectl.control.holdings import Holdings
 from queuectl.core.backlog import Backlog
-from queuectl.core.elastic import last, spare
+from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
-from queuectl.core.lifecycle import BackOff, View, all_ready, deadline
+from queuectl.core.lifecycle import BackOff, Loss, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
 from queuectl.core.moves import kept_for
-from queuectl.core.snapshot import Elastic, MoveOrder, Moving, Policy, Snapshot
+from queuectl.core.snapshot import Broken, Elastic, MoveOrder, Moving, Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
 from queuectl.core.volumes import Volumes
@@ -37,7 +37,7 @@ from queuectl.model.objects import (
     PriorityClass,
     Queue,
 )
-from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion, held
+from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion, Repair, held
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import FOR_OTHERS, Reason, Why, why
 from queuectl.model.resources import Resources
@@ -109,6 +109,8 @@ class World:
         self._volumes = Volumes()
         self._claiming: dict[str, Job] = {}  # jobs that use claims, as they were read, by uid
         self._users: defaultdict[str, set[str]] = defaultdict(set)  # uids of those, by namespace and name of the claim
+        self.losses: dict[str, Loss] = {}  # what workloads wait to have replaced
+        self._irreparable: set[str] = set()  # workloads for whose lost pods there is no place
         self._stale: set[str] = set()  # workloads that wait, or that wait no more, unlike what the backlog says
 
     # What informers tell
@@ -137,7 +139,8 @@ class World:
             peers.pop((old.role, old.index), None)
             if not peers:
                 self.pods.pop(key, None)
-            if old.phase == "Succeeded" and self._active(key):
+            replaced = self._active(key) and (old.role, old.index) in self.attempts[old.workload].coming
+            if old.phase == "Succeeded" and self._active(key) and not replaced:
                 self._cleared.setdefault(key, {})[old.role, old.index] = old
         for pod in (old, new):
             if pod is not None and pod.workload:
@@ -334,8 +337,10 @@ class World:
             running_at=now if move.to is AttemptState.RUNNING and attempt.running_at is None else attempt.running_at,
             admitted_at=now if move.to is AttemptState.RESERVED else attempt.admitted_at,
             holds=attempt.holds or move.to is AttemptState.RESERVED,
-            leaving=None if move.to is AttemptState.RUNNING else attempt.leaving,
-            coming={} if move.to is not AttemptState.GROWING else attempt.coming,
+            leaving=None if move.to in {AttemptState.RUNNING, AttemptState.GROWING} else attempt.leaving,
+            shrunk=None if attempt.replaces and move.to is AttemptState.RUNNING else attempt.shrunk,
+            coming=attempt.coming if move.to is AttemptState.GROWING else frozenset(),
+            growing_at=now if move.to is AttemptState.GROWING else attempt.growing_at,
         )
         before, self.attempts[move.uid] = self.attempts[move.uid], attempt
         self.holdings.update(attempt)
@@ -390,6 +395,35 @@ class World:
         self._count_held(uid)
         self.touched.add(uid)
         self.restated.add(uid)
+
+    def repairs(self, uid: str, repair: Repair, now: float) -> None:
+        """Take in that lost pods of a workload are replaced; the others run on."""
+        self.attempts[uid] = self.attempts[uid].repairing(repair, now)
+        self.holdings.update(self.attempts[uid])
+        del self.losses[uid]
+        cleared = self._cleared.get((uid, self.attempts[uid].number), {})
+        for key in repair.pods:
+            cleared.pop(key, None)
+        for placement in repair.found:
+            self._on_node.setdefault(placement.node, set()).add(uid)
+        self._count_held(uid)
+        self.touched.add(uid)
+        self.restated.add(uid)
+
+    def irreparable(self, uids: Iterable[str]) -> None:
+        """Take in that there is no place for pods that these workloads have lost."""
+        for uid in uids:
+            self._irreparable.add(uid)
+            self.touched.add(uid)
+
+    def lost(self, uid: str, loss: Loss | None) -> None:
+        """Take in which pods a workload waits to have replaced."""
+        if loss is None:
+            self.losses.pop(uid, None)
+            self._irreparable.discard(uid)
+        elif self.losses.get(uid) != loss:
+            self.losses[uid] = loss
+            self.changes.candidates = True
 
     def saved(self, uid: str, at: float) -> None:
         """Take in that a running attempt has saved its work."""
@@ -469,6 +503,7 @@ class World:
             elastic=self._lacking(),
             orders=self._orders(),
             moving=self._kept(now),
+            broken=[self._broken(uid, loss) for uid, loss in self.losses.items()],
             mix=self.mix,
         )
 
@@ -519,6 +554,7 @@ class World:
             kept=attempt.holds or self._replant or self.holdings.keeps(uid, self.workloads),
             now=now,
             back_off=self._back_off,
+            irreparable=uid in self._irreparable,
         )
 
     def leaving(self, attempt: Attempt) -> list[Eviction]:
@@ -754,7 +790,8 @@ class World:
         workload, attempt, job = self.workloads[uid], self.attempts.get(uid), self.jobs.get(uid)
         queue = self.queues.get(workload.queue)
         if attempt is not None and queue is not None and limited(queue):
-            counted = (queue, workload.namespace, job.gang.user if job else "", held(attempt.held))
+            placements = attempt.placements if attempt.replaces else attempt.held  # lost places count no more
+            counted = (queue, workload.namespace, job.gang.user if job else "", held(placements))
             self._counted_in[uid] = counted
             self._held.add(*counted)
 
@@ -813,6 +850,13 @@ class World:
             if not failed and not job.gang.alternatives:
                 found.append(Elastic(self._gang(job, self.workloads[uid]), attempt.whole))
         return found
+
+    def _broken(self, uid: str, loss: Loss) -> Broken:
+        attempt, gang = self.attempts[uid], self._gang(self.jobs[uid], self.workloads[uid])
+        pods, places = pods_of(attempt.placements), self._places(attempt)
+        roles = tuple(replace(role, pods=pods[role.name]) for role in gang.roles if role.name in pods)
+        good = frozenset(node for node, place in places.items() if place is Place.GOOD)
+        return Broken(replace(gang, roles=roles), attempt.whole, loss.pods, good, loss.why)
 
     def _elastic(self, attempt: Attempt) -> Portion | None:
         """Return the pods of an attempt that it can give up and run on; only when all of its pods are ready."""

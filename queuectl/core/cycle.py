@@ -12,6 +12,7 @@ from queuectl.core.limits import OVER_A_LIMIT, not_for, particular, stopped
 from queuectl.core.moves import MAX_MOVES, keep, proposal_for
 from queuectl.core.nominate import Entry, be_patient, clock, entry_key, nominate, patient_until
 from queuectl.core.preemption import Field, Running, Victim, there
+from queuectl.core.replacement import repairs
 from queuectl.core.snapshot import MoveOrder, Moving, Snapshot
 from queuectl.core.takeback import evictions
 from queuectl.core.tree import Node, Share, Tree
@@ -33,21 +34,34 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decide one cycle: which waiting gangs start where, who gives way, and why each other gang waits.
 
     1. Gangs that a lowered quota no longer covers, or whose queue is drained, go back to their queues, or give up a
-    part. Their room is free once they are gone, for whoever comes first. Moves that were asked for are made or refused, and
-    who has left to move starts again. 2. Each queue's gangs stand in line. 3. The first of each line is nominated: flavors, nodes and, if it needs
-    any, victims. 4. The best of these heads is settled: it is admitted, is promised its victims' room, or is told
-    why it waits. 5. The next in its line becomes a head, until all lines are through. 6. Elastic gangs that run
+    part. Their room is free once they are gone, for whoever comes first. 2. Pods that running gangs have lost are
+    replaced. Moves that were asked for are made or refused, and who has left to move starts again. 3. Each queue's
+    gangs stand in line. 4. The first of each line is nominated: flavors, nodes and, if it needs any, victims. 5. The
+    best of these heads is settled: it is admitted, is promised its victims' room, or is told why it waits. 6. The next
+    in its line becomes a head, until all lines are through. 7. Elastic gangs that run
     get pods that they lack, of what is left and nobody waits for.
 
     Pure: the same snapshot gives the same plan. ``now`` is in Unix seconds.
     """
     blocked: dict[str, Why] = {}
     leaving = evictions(snapshot, now, blocked)
-    cycle = _Cycle(snapshot.leaving(leaving), now)
+    broken = {one.gang.uid: one for one in snapshot.broken if one.gang.uid not in leaving}
+    cycle = _Cycle(snapshot.leaving(leaving).without(broken), now)
+    cycle.keep_rooms()
+    repaired, irreparable = repairs(cycle.snapshot, broken.values(), cycle.room)
+    cycle.room -= sum(len(repair.found) for repair in repaired.values())
     decided = cycle.run()
-    stay = [one for one in snapshot.elastic if one.gang.uid not in cycle.taken | leaving.keys()]
+    busy = cycle.taken | leaving.keys() | broken.keys()
+    stay = [one for one in snapshot.elastic if one.gang.uid not in busy]
     grown = growths(cycle.snapshot, decided.waits, stay, cycle.room)
-    return replace(decided, evictions=tuple(leaving.items()), blocked=blocked, growths=grown)
+    return replace(
+        decided,
+        evictions=tuple(leaving.items()),
+        blocked=blocked,
+        growths=grown,
+        repairs=repaired,
+        irreparable=irreparable,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +120,17 @@ class _Cycle:
             refusals=self.refusals,
         )
 
+    def keep_rooms(self) -> None:
+        """Have nobody else take what is kept for those who have left to move."""
+        for one in self.snapshot.moving.values():
+            keep(self.snapshot, one)
+            self.wakes.append(one.until)
+
     def _move(self) -> None:
         """Make the moves that were asked for, and have those start again who have left to move.
 
         What is kept for these counts as theirs, unless they could not start with it.
         """
-        moving = self.snapshot.moving
-        for one in moving.values():
-            keep(self.snapshot, one)
-            self.wakes.append(one.until)
         for number, order in enumerate(self.snapshot.orders):
             if self.preemptions or number == MAX_MOVES:
                 self.wakes.append(self.now)  # the next cycle sees those on their way who move in this one
@@ -123,7 +139,7 @@ class _Cycle:
                 self._make_moves(order)
             else:
                 self.wakes.append(order.request.until)
-        for uid, one in moving.items():
+        for uid, one in self.snapshot.moving.items():
             gang = self.snapshot.waiting.get(uid)
             if gang is not None:
                 keep(self.snapshot, one, -1)

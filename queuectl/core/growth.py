@@ -11,10 +11,10 @@ from dataclasses import replace
 from queuectl.core.backlog import pending_key
 from queuectl.core.elastic import alike, last, numbered, pods_of
 from queuectl.core.limits import stopped
-from queuectl.core.repair import places_for_missing
+from queuectl.core.repair import as_placements, places_for_missing
 from queuectl.core.snapshot import Elastic, Snapshot
 from queuectl.model.objects import Gang, Role
-from queuectl.model.plan import Placement, PodKey, Portion, held
+from queuectl.model.plan import Placement, Portion, held
 from queuectl.model.reasons import Reason, Why
 from queuectl.model.resources import CARDS
 
@@ -101,18 +101,7 @@ def _places(snapshot: Snapshot, one: Elastic, grown: Gang, like: Mapping[str, Pl
         return None
     stay = {key: p.node for key, p in numbered(one.has.placements).items()}
     found = places_for_missing(fleet, grown, {role: snapshot.flavors[p.flavor] for role, p in like.items()}, stay)
-    return None if found is None else _charged(one, _placements(found, like))
-
-
-def _placements(found: Mapping[PodKey, str], like: Mapping[str, Placement]) -> list[Placement]:
-    """Return pods by role and index as placements, neighbours on one node as one."""
-    result: list[Placement] = []
-    for (role, index), node in sorted(found.items()):
-        if result and (result[-1].role, result[-1].node) == (role, node):
-            result[-1] = replace(result[-1], pods=result[-1].pods + 1)
-        else:
-            result.append(replace(like[role], node=node, pods=1, first=index))
-    return result
+    return None if found is None else _charged(one, as_placements(found, like))
 
 
 def _charged(one: Elastic, placements: Iterable[Placement]) -> Portion:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from queuectl.core.elastic import finished, keys, last, numbered
+from queuectl.core.elastic import finished, keys, last, numbered, spare
 from queuectl.model.lifecycle import UNDER_WAY, UP, Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import PodKey
@@ -16,6 +16,7 @@ _LOST = {
     Place.GONE: "it is gone",
 }
 _STARTING = {AttemptState.RESERVED, AttemptState.CREATED, AttemptState.UNGATED}
+_COMING = {AttemptState.REPAIRING, AttemptState.GROWING}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,15 @@ class View:
     victims: Sequence[str] = ()  # workloads that are still in the room that it was promised
     kept: bool = True  # whether quotas still hold all that is promised to it and others
     back_off: BackOff = BackOff()
+    irreparable: bool = False  # whether there is no place for the pods that it has lost
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Pods of a running gang that are to be replaced, and why."""
+
+    pods: frozenset[PodKey]
+    why: Why
 
 
 def next_move(view: View) -> Move | None:
@@ -53,9 +63,8 @@ def next_move(view: View) -> Move | None:
     """
     attempt, job = view.attempt, view.job
     end = None if attempt.state in {AttemptState.ENDING, AttemptState.ENDED} else _end(view, job)
-    problem = _growth_problem(view, job) if end is None else None
-    if problem:
-        return not_grown(view, problem)
+    if end is None and job is not None and (move := _growth_failed(view, job)):
+        return move
     to = _onwards(view) if end is None else AttemptState.ENDING
     return _done(view) if to is None else Move(attempt.uid, attempt.number, to, end)
 
@@ -67,7 +76,7 @@ def deadline(attempt: Attempt, job: Job) -> float | None:
     times = []
     if attempt.state in UP and job.max_run_seconds and attempt.running_at is not None:
         times.append(attempt.running_at + job.max_run_seconds)
-    if attempt.state is AttemptState.GROWING and attempt.growing_at is not None:
+    if attempt.state in _COMING and attempt.growing_at is not None:
         times.append(attempt.growing_at + job.start_deadline_seconds)
     return min(times, default=None)
 
@@ -92,11 +101,13 @@ def all_ready(attempt: Attempt, pods: Mapping[PodKey, Pod]) -> bool:
 
 
 def holding(view: View) -> list[Pod]:
-    """Return the pods that must go before the attempt's room is free, or the part of it that it gives up.
+    """Return the pods that must go before the attempt's room is free, or the part of it that it gives up or has lost.
 
     Pods that stopped by themselves stay for their logs, unless the whole job is deleted.
     """
     attempt, pods = view.attempt, view.pods
+    if attempt.state is AttemptState.REPAIRING:  # those that replace them have their names
+        return [pod for key, pod in pods.items() if key in attempt.coming]
     if attempt.state is AttemptState.SHRINKING:
         leaving = set(keys(attempt.held, attempt.done)).difference(_keys(attempt))
         pods = {key: pod for key, pod in pods.items() if key in leaving}
@@ -138,6 +149,8 @@ def _onwards(view: View) -> AttemptState | None:
             return AttemptState.RUNNING
         case AttemptState.SHRINKING if not holding(view):
             return AttemptState.RUNNING
+        case AttemptState.REPAIRING if not holding(view):
+            return AttemptState.GROWING
         case AttemptState.ENDING if not holding(view):
             return AttemptState.ENDED
     return None
@@ -167,7 +180,7 @@ def _finished(view: View, job: Job) -> End | None:
     roles = {role.name for role in job.gang.roles if role.must_succeed}
     needed = [view.pods.get(key) for key in _keys(view.attempt) if key[0] in roles]
     done = any(role in roles for role, _ in view.attempt.done)
-    if (needed or done) and all(pod is not None and pod.phase == "Succeeded" for pod in needed):
+    if not view.attempt.replaces and (needed or done) and all(pod and pod.phase == "Succeeded" for pod in needed):
         return End(why(Reason.SUCCEEDED), Outcome.SUCCEEDED, exit_code=0)
     limit, since = job.max_run_seconds, view.attempt.running_at
     if limit and since is not None and view.now >= since + limit:
@@ -179,22 +192,62 @@ def _pod_fault(view: View, job: Job) -> End | None:
     """Return the end that faulty pods cause. What was done to a pod goes before what it did: peers fail of it."""
     if view.attempt.state in {AttemptState.CLAIMED, AttemptState.RESERVED}:
         return None
+    lost = _lost(view)
+    if lost is not None:
+        return None if loss(view) else lost
+    failed = next((pod for pod in members(view.attempt, view.pods) if pod.phase == "Failed"), None)
+    return _failed(view, job, failed) if failed else None
+
+
+def _lost(view: View) -> End | None:
+    """Return the end of a gang that has lost pods."""
     pods, wanted = members(view.attempt, view.pods), _keys(view.attempt)
     for pod in pods:
-        if pod.disrupted and (pod.phase == "Failed" or pod.deleting):
+        if _is_disrupted(pod):
             return _again_later(view, why(Reason.POD_DISRUPTED, pod=pod.name, problem=pod.disrupted))
     missing = len(pods) < len(wanted)
     for node in sorted({p.node for p in view.attempt.placements if view.places.get(p.node) is Place.GONE}):
         if missing or any(pod.node == node and not pod.ended for pod in pods):
             return End(why(Reason.NODE_LOST, node=node), Outcome.REQUEUE)
     for role, index in wanted:
-        lost = view.pods.get((role, index))
-        if lost is None or (lost.deleting and not lost.ended):
-            return _again_later(view, why(Reason.POD_LOST, pod=lost.name if lost else f"{role}-{index}"))
-    for pod in pods:
-        if pod.phase == "Failed":
-            return _failed(view, job, pod)
+        pod = view.pods.get((role, index))  # type: ignore[assignment]
+        if _is_removed(pod):
+            return _again_later(view, why(Reason.POD_LOST, pod=pod.name if pod else f"{role}-{index}"))
     return None
+
+
+def _is_disrupted(pod: Pod) -> bool:
+    return bool(pod.disrupted) and (pod.phase == "Failed" or pod.deleting)
+
+
+def _is_removed(pod: Pod | None) -> bool:
+    return pod is None or (pod.deleting and not pod.ended)
+
+
+def loss(view: View) -> Loss | None:
+    """Return which pods a running gang has lost and waits to have replaced; None when it does not.
+
+    A node of which one is lost and that takes no new pods is left by all of them.
+    """
+    attempt, job = view.attempt, view.job
+    if job is None or not job.replaces_lost_pods or view.irreparable or job.generation != attempt.generation:
+        return None
+    end = _lost(view) if attempt.state is AttemptState.RUNNING and not attempt.done else None
+    if end is None:
+        return None
+    at = numbered(attempt.placements)
+
+    def is_lost(pod: Pod | None, node: str) -> bool:
+        gone = view.places.get(node) is Place.GONE and pod is not None and pod.phase != "Succeeded"
+        return pod is None or gone or _is_disrupted(pod) or _is_removed(pod)
+
+    pods = {key for key, p in at.items() if is_lost(view.pods.get(key), p.node)}
+    left = {at[key].node for key in pods if view.places.get(at[key].node) is not Place.GOOD}
+    pods |= {key for key, p in at.items() if p.node in left}
+    stay = at.keys() - pods
+    if not stay or any(view.pods[key].ended for key in stay):
+        return None
+    return Loss(frozenset(pods), end.why)
 
 
 def _place_lost(view: View) -> End | None:
@@ -216,12 +269,33 @@ def _place_lost(view: View) -> End | None:
 
 
 def not_grown(view: View, problem: str) -> Move:
-    """Return the move by which a gang gives back what it was to grow by, for a reason that follows a colon."""
+    """Return the move by which a gang gives back what does not come after all, for a reason that follows a colon.
+
+    One that can't run on without goes back whole.
+    """
     attempt = view.attempt
-    part = last(attempt.whole, attempt.coming)
+    if not _can_spare(view):
+        end = _again_later(view, why(Reason.REPAIR_FAILED, problem=problem))
+        return Move(attempt.uid, attempt.number, AttemptState.ENDING, end)
+    part = last(attempt.whole, _coming(attempt))
     facts = {"gone": part.pods, "after": attempt.whole.pods - part.pods, "problem": problem}
     shrink = Shrink(why(Reason.GROWTH_FAILED, **facts), part)
     return Move(attempt.uid, attempt.number, AttemptState.SHRINKING, shrink=shrink)
+
+
+def _can_spare(view: View) -> bool:
+    """Tell whether a gang may run on without the pods that come: it grows, or they are its last and more than it needs."""
+    attempt, job = view.attempt, view.job
+    if not attempt.replaces:
+        return True
+    rest = keys(attempt.whole.without(last(attempt.whole, _coming(attempt))).placements, attempt.done)
+    known = job is not None and job.generation == attempt.generation and attempt.state is AttemptState.GROWING
+    most = spare(job.gang.roles, attempt) if job and known else {}
+    return attempt.coming.isdisjoint(rest) and all(n <= most.get(role, 0) for role, n in _coming(attempt).items())
+
+
+def _coming(attempt: Attempt) -> Counter[str]:
+    return Counter(role for role, _ in attempt.coming)
 
 
 def can_go(view: View, nodes: Mapping[PodKey, str]) -> bool:
@@ -230,26 +304,37 @@ def can_go(view: View, nodes: Mapping[PodKey, str]) -> bool:
 
 
 def coming(attempt: Attempt) -> dict[PodKey, str]:
-    """Return the pods by which a gang grows, by role and index, and their nodes."""
-    there = set(_keys(attempt))
-    return {key: p.node for key, p in numbered(attempt.placements, attempt.done).items() if key not in there}
+    """Return the pods that come, by role and index, and their nodes."""
+    return {key: p.node for key, p in numbered(attempt.placements, attempt.done).items() if key in attempt.coming}
 
 
-def _growth_problem(view: View, job: Job | None) -> str | None:
-    """Say why a gang does not grow after all: a pod fails, a place is lost, the spec is another, or it takes too long."""
+def _growth_failed(view: View, job: Job) -> Move | None:
+    """Return the move that is due when pods do not come after all; one that fails by itself is a failure of the gang."""
     attempt = view.attempt
-    if attempt.state is not AttemptState.GROWING or job is None:
+    problem = _growth_problem(view, job) if attempt.state in _COMING else None
+    if problem is None:
         return None
+    pods = [view.pods[key] for key in sorted(attempt.coming) if key in view.pods]
+    failed = next((pod for pod in pods if pod.phase == "Failed" and not pod.disrupted), None)
+    if failed is not None and attempt.state is AttemptState.GROWING and not _can_spare(view):
+        return Move(attempt.uid, attempt.number, AttemptState.ENDING, _failed(view, job, failed))
+    return not_grown(view, problem)
+
+
+def _growth_problem(view: View, job: Job) -> str | None:
+    """Say why pods do not come after all: one fails, a place is lost, the spec is another, or it takes too long."""
+    attempt = view.attempt
     if job.generation != attempt.generation:
         return "the spec was changed"
+    repairing = attempt.state is AttemptState.REPAIRING  # what is there yet are the lost ones
     for key, node in coming(attempt).items():
-        pod, place = view.pods.get(key), view.places.get(node, Place.GOOD)
+        pod, place = None if repairing else view.pods.get(key), view.places.get(node, Place.GOOD)
         if pod is not None and (pod.phase == "Failed" or pod.disrupted):
             return f"pod {pod.name} {'was disrupted' if pod.disrupted else 'failed'}"
         if place is Place.GONE or (place is not Place.GOOD and (pod is None or not pod.node)):
             return f"node {node} was lost, {_LOST[place]}"
     if attempt.growing_at is not None and view.now >= attempt.growing_at + job.start_deadline_seconds:
-        return f"they were not ready within {job.start_deadline_seconds} s"
+        return f"they were not {'gone' if repairing else 'ready'} within {job.start_deadline_seconds} s"
     return None
 
 
@@ -289,5 +374,4 @@ def _again_later(view: View, cause: Why) -> End:
 
 def _keys(attempt: Attempt) -> list[PodKey]:
     """Return the keys of the pods that the gang must have, in order."""
-    there = attempt.whole.without(last(attempt.whole, attempt.coming)) if attempt.coming else attempt.whole
-    return keys(there.placements, attempt.done)
+    return [key for key in keys(attempt.placements, attempt.done) if key not in attempt.coming]

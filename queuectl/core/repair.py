@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from queuectl.core import fit
 from queuectl.core.fleet import Fleet
 from queuectl.core.topology import Domains, Need, Rooms
 from queuectl.model.objects import Flavor, Gang, Role
-from queuectl.model.plan import PodKey
+from queuectl.model.plan import Placement, PodKey
 
 Inside = tuple[int, int] | None  # level, domain; None: everywhere
 
@@ -23,6 +24,18 @@ def places_for_missing(
     have to share a domain, and if that is only preferred, as near to them as there is room.
     """
     return _Repair(fleet, gang, flavors, stays).run()
+
+
+def as_placements(nodes: Mapping[PodKey, str], like: Mapping[str, Placement]) -> list[Placement]:
+    """Return pods by role and index as placements, neighbours on one node as one. ``like``: one of each role."""
+    result: list[Placement] = []
+    for (role, index), node in sorted(nodes.items()):
+        before = result[-1] if result else None
+        if before and (before.role, before.node, before.first + before.pods) == (role, node, index):
+            result[-1] = replace(before, pods=before.pods + 1)
+        else:
+            result.append(replace(like[role], node=node, pods=1, first=index))
+    return result
 
 
 class _Repair:

@@ -1,6 +1,6 @@
 """One cycle's view of the world."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -14,8 +14,9 @@ from queuectl.core.preemption import Running, there
 from queuectl.core.tree import Tree
 from queuectl.core.usage import Past
 from queuectl.model.objects import Flavor, Gang, MoveRequest, Queue
-from queuectl.model.plan import Admission, Portion, TakeBack, held
+from queuectl.model.plan import Admission, PodKey, Portion, TakeBack, held
 from queuectl.model.policy import Amounts, FairRule, Preemption
+from queuectl.model.reasons import Why
 from queuectl.model.resources import CARDS
 
 
@@ -55,6 +56,17 @@ class MoveOrder:
     whole: bool = True  # False: not all who are to move bear the request yet
 
 
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A gang that runs on without pods that it has lost; its roles have as many pods as it has."""
+
+    gang: Gang
+    has: Portion
+    pods: frozenset[PodKey]  # the lost ones
+    good: frozenset[str]  # nodes on which their places are still good
+    why: Why
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What ``plan`` decides upon. A cycle works on a copy, in which it assumes gangs.
@@ -80,6 +92,7 @@ class Snapshot:
     elastic: Sequence[Elastic] = ()  # who could grow
     orders: Sequence[MoveOrder] = ()
     moving: Mapping[str, Moving] = field(default_factory=dict)  # by uid: who leaves to move, or is to start again
+    broken: Sequence[Broken] = ()  # who waits for lost pods to be replaced
     mix: Mix = field(default_factory=Mix)  # of what waits and runs; without it the tightest node is taken
     # Counts changes of what queues, flavors and nodes are, and by the root of its tree, of what queues hold. With
     # these, what is known of waiting gangs from the cycle before is used again where nothing has changed.
@@ -124,6 +137,13 @@ class Snapshot:
                     for p in part.placements:
                         view.fleet.reserve(p.node, p.requests, -p.pods, now=False)
         return replace(view, running=running, versions=None)  # what is known was with them
+
+    def without(self, uids: Collection[str]) -> Self:
+        """Return it with these workloads not to be taken."""
+        if not uids:
+            return self
+        running = {queue: [one for one in gangs if one.uid not in uids] for queue, gangs in self.running.items()}
+        return replace(self, running=running)
 
     def copy(self) -> Self:
         """Return a snapshot in which gangs can be assumed."""

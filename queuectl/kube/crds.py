@@ -324,6 +324,11 @@ class TrainingJobSpec(Part):
     backoff_limit: Int32 = Field(
         3, ge=0, le=INT32, description="How many failed attempts are tried again before the job fails."
     )
+    replace_lost_pods: StrictBool = Field(
+        False,  # noqa: FBT003
+        description="Whether pods that are lost with their node, or removed by others, are replaced while the others"
+        " run on; the trainer must be able to meet anew. Else the whole gang goes back to the queue.",
+    )
     max_run_seconds: Int64 | None = Field(
         None, ge=1, description="Seconds that the job may run, after which it is stopped and fails."
     )

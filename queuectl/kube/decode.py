@@ -459,6 +459,7 @@ def job(raw: Bytes) -> Item[Job]:
         has_finalizer=FINALIZER in meta.finalizers,
         start_deadline_seconds=spec.get("startDeadlineSeconds") or 300,
         backoff_limit=spec.get("backoffLimit", 3),
+        replaces_lost_pods=spec.get("replaceLostPods") or False,
         max_run_seconds=spec.get("maxRunSeconds"),
         ttl_seconds=spec.get("ttlSecondsAfterFinished"),
         templates={role["name"]: role["template"] for role in spec["roles"]} if problem is None else {},

@@ -4,23 +4,24 @@
     attempt    Claimed ─▶ Reserved ─▶ Created ─▶ Ungated ─▶ Running ─▶ Ending ─▶ Ended
                   │          │          │          │          ▲ ▼         ▲
                   │          │          │          │        Shrinking     │
+                  │          │          │          │        Repairing     │
                   │          │          │          │        Growing       │
                   └──────────┴──────────┴──────────┴────────────┴─────────┘
 
 An attempt that preempts others begins Claimed and becomes Reserved when all of them are gone from its room; any other
 begins Reserved. A Running one is Shrinking while it gives up its elastic part, and Growing while it gets pods back that
-it lacks; those that do not start in time make it Shrinking. Each arrow is one Move, written by the ledger in one
-transaction together with the step that carries it out; only the arrow to Growing is a plan's, as the first one is. A Move to where an attempt is already says
-that some of its pods are done while the others run on.
+it lacks; those that do not start in time make it Shrinking. One that has lost pods is Repairing until what is left of
+them is gone, and then Growing by those that replace them. Each arrow is one Move, written by the ledger in one
+transaction together with the step that carries it out; only those from Running to Repairing and to Growing are a plan's,
+as the first one is. A Move to where an attempt is already says that some of its pods are done while the others run on.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from queuectl.model.plan import Placement, PodKey, Portion
+from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import total
 
 
 class WorkloadState(StrEnum):
@@ -40,6 +41,7 @@ class AttemptState(StrEnum):
     UNGATED = "Ungated"  # every gate is gone
     RUNNING = "Running"  # every pod is ready
     SHRINKING = "Shrinking"  # the pods that it gives up are being removed, the others run on
+    REPAIRING = "Repairing"  # room is reserved for pods in the stead of lost ones; what is left of these is removed
     GROWING = "Growing"  # room is reserved for further pods, they are being created and started, the others run on
     ENDING = "Ending"  # pods are being removed; the room is still held
     ENDED = "Ended"  # the room is given back
@@ -59,11 +61,12 @@ STEP_OF = {
     AttemptState.RESERVED: Step.CREATE,
     AttemptState.CREATED: Step.UNGATE,
     AttemptState.SHRINKING: Step.SHRINK,
+    AttemptState.REPAIRING: Step.SHRINK,
     AttemptState.GROWING: Step.GROW,
     AttemptState.ENDING: Step.REMOVE,
 }
 # All pods have been ready, but those by which it grows.
-UP = frozenset({AttemptState.RUNNING, AttemptState.SHRINKING, AttemptState.GROWING})
+UP = frozenset({AttemptState.RUNNING, AttemptState.SHRINKING, AttemptState.REPAIRING, AttemptState.GROWING})
 # Some of its pods may have succeeded, and no other pod stands in for them.
 UNDER_WAY = UP | {AttemptState.UNGATED}
 
@@ -141,10 +144,10 @@ class Attempt:
     saved_at: float | None = None  # Unix seconds of its last checkpoint, when one is known
     victims: tuple[tuple[str, int], ...] = ()  # uid, attempt of those it still waits for
     claimed: bool = False  # its own room was promised to another
-    leaving: Portion | None = None  # held beside what it has, until these pods are gone: promised to another
+    leaving: Portion | None = None  # held beside what it has, until these pods are gone: promised to another, or lost
     shrunk: Why | None = None  # why it has fewer pods than it had
-    coming: Mapping[str, int] = field(default_factory=dict)  # role → its last pods, which the gang runs without yet
-    growing_at: float | None = None  # Unix seconds: since when it grows, or last did
+    coming: frozenset[PodKey] = frozenset()  # which the gang runs without yet
+    growing_at: float | None = None  # Unix seconds: since when it is repaired or grows, or last was or did
     done: frozenset[PodKey] = frozenset()  # pods that have succeeded, and hold nothing any more
 
     @property
@@ -174,10 +177,15 @@ class Attempt:
         """How many of its pods run, and how many are done or have yet to start."""
         left, done = self.whole.pods, len(self.done)
         if self.coming:
-            return why(Reason.GROWING, there=left + done - sum(self.coming.values()), pods=left + done)
+            return self.shrunk or why(Reason.GROWING, there=left + done - len(self.coming), pods=left + done)
         if not done:
             return why(Reason.RUNNING, pods=left)
         return why(Reason.PARTLY_DONE, done=done, pods=left + done, left=left)
+
+    @property
+    def replaces(self) -> bool:
+        """Tell whether the pods that come replace lost ones; else it grows by them."""
+        return bool(self.coming) and self.shrunk is not None
 
     def without(self, done: Done) -> "Attempt":
         """Return the attempt when further pods of it are done."""
@@ -194,7 +202,20 @@ class Attempt:
             quota=rest.quota,
             leaving=shrink.part,
             shrunk=shrink.why,
-            coming={},
+            coming=frozenset(),
+        )
+
+    def repairing(self, repair: Repair, now: float) -> "Attempt":
+        """Return the attempt while pods of it are replaced, from ``now`` (Unix seconds) on."""
+        stay = self.whole.without(Portion(repair.left)).placements
+        return replace(
+            self,
+            state=AttemptState.REPAIRING,
+            placements=stay + repair.found,
+            leaving=Portion(repair.left) if repair.left else None,
+            shrunk=repair.why,
+            coming=repair.pods,
+            growing_at=now,
         )
 
     def growing(self, part: Portion, now: float) -> "Attempt":
@@ -206,7 +227,7 @@ class Attempt:
             placements=grown.placements,
             quota=grown.quota,
             shrunk=None,
-            coming=total({p.role: p.pods} for p in part.placements),
+            coming=frozenset((p.role, p.first + i) for p in part.placements for i in range(p.pods)),
             growing_at=now,
         )
 

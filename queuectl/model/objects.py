@@ -342,6 +342,7 @@ class Job:
     has_finalizer: bool = False
     start_deadline_seconds: int = 300
     backoff_limit: int = 3
+    replaces_lost_pods: bool = False  # whether a gang that lost some runs on until they are replaced
     max_run_seconds: int | None = None
     ttl_seconds: int | None = None
     templates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # role → pod template

@@ -145,6 +145,19 @@ class TakeBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """Pods of a running gang that are replaced, each under its name; the gang is charged what it was.
+
+    Of those that are in no place of ``left`` the place is good still, and stays theirs.
+    """
+
+    pods: frozenset[PodKey]
+    left: tuple[Placement, ...]  # places that are lost
+    found: tuple[Placement, ...]  # those instead
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The decisions of one admission cycle."""
 
@@ -157,3 +170,5 @@ class Plan:
     blocked: Mapping[str, Why] = field(default_factory=dict)  # queue → why not all of it goes back that should
     growths: Mapping[str, Portion] = field(default_factory=dict)  # uid → what a running gang gets beside what it has
     refusals: Mapping[MoveRequest, Why] = field(default_factory=dict)  # why moves are not made that were asked for
+    repairs: Mapping[str, Repair] = field(default_factory=dict)  # uid → which of its pods are replaced, and where
+    irreparable: frozenset[str] = frozenset()  # uids of gangs for whose lost pods there is no place

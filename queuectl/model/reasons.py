@@ -87,6 +87,7 @@ class Reason(Enum):
         " {flavor} were in use, and {allowed} may be. The other {after} run on."
     )
     GROWING = "The gang runs with {there} of {pods:pod}; the others are being started."
+    REPLACING = "The gang runs with {there} of {pods:pod}; those that were on {nodes} are being replaced. {cause}"
     GROWTH_FAILED = "Gave {gone:pod} back by which it was to grow: {problem}. The other {after} run on."
     # given back
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
@@ -102,6 +103,7 @@ class Reason(Enum):
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."
     PROMISE_LOST = "The quota out of which room was promised to it has become less, and no longer holds it."
     NODE_LOST = "Node {node} is gone."
+    REPAIR_FAILED = "The lost pods could not be replaced: {problem}."
     POD_LOST = "Pod {pod} was removed by others."
     POD_FAILED = "Pod {pod} failed with exit code {code}."
     POD_DISRUPTED = "Pod {pod} was disrupted: {problem}"

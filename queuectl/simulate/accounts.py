@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from queuectl.control.turn import Cycle
 from queuectl.model.lifecycle import Attempt, AttemptState
-from queuectl.model.plan import Portion
+from queuectl.model.plan import Portion, Repair
 from queuectl.model.resources import total
 
 Key = tuple[str, ...]  # "node", node, resource; or "queue", queue, flavor, resource
@@ -71,6 +71,11 @@ class Accounts:
             sums.update(more)
             self._check(uid, sums, word, more)
         self._parts[uid].update(more)
+
+    def repair(self, uid: str, repair: Repair) -> None:
+        """Give an attempt places in the stead of lost ones, which it has until ``shrink``. Raises OverbookedError."""
+        self.grow(uid, Portion(repair.found))
+        self.give_up(uid, Portion(repair.left))
 
     def arrive(self, attempt: Attempt) -> bool:
         """Turn a promise into a reservation; False when room has shrunk meanwhile, and nothing has happened."""

@@ -24,7 +24,7 @@ from queuectl.model.lifecycle import (
     WorkloadState,
 )
 from queuectl.model.objects import MoveRequest
-from queuectl.model.plan import Admission, Portion
+from queuectl.model.plan import Admission, Portion, Repair
 from queuectl.model.policy import Amounts
 from queuectl.model.reasons import Why
 from queuectl.simulate.accounts import Accounts, OverbookedError
@@ -42,6 +42,8 @@ EVICTED = "Evicted"  # nobody does
 SHRUNK = "Shrunk"  # it gives up a part of its room
 GROWING = "Growing"  # it gets a part of its room in addition
 GROWN = "Grown"  # and has it
+REPAIRING = "Repairing"  # pods that it has lost are replaced
+REPAIRED = "Repaired"  # and it is whole again
 DONE = "Done"  # some of its pods
 REFUSED = "Refused"  # nobody moves to make room for it
 REQUEUED = "Requeued"
@@ -234,16 +236,12 @@ class Clockwork:
             case AttemptState.SHRINKING if move.shrink is not None:
                 self.accounts.give_up(move.uid, move.shrink.part)
                 self._log(move.uid, SHRUNK, move.shrink.why)
-            case AttemptState.RUNNING if before.leaving:
+            case AttemptState.RUNNING | AttemptState.GROWING if before.leaving:
                 self.accounts.shrink(move.uid)
                 self._has_held(before, before.leaving)
             case AttemptState.RUNNING:
-                self._log(
-                    move.uid,
-                    GROWN if before.coming else RUNNING,
-                    self._state(self.world.workloads[move.uid]).why,
-                    "Running",
-                )
+                what = REPAIRED if before.replaces else GROWN if before.coming else RUNNING
+                self._log(move.uid, what, self._state(self.world.workloads[move.uid]).why, "Running")
                 self.cluster.started(before)
             case AttemptState.ENDING if move.end is not None:
                 self._log(move.uid, leaves, move.end.why)
@@ -268,6 +266,8 @@ class Clockwork:
         self._ancestors = decided.ancestors
         for move in decided.evictions:
             self._move(move, EVICTED)
+        for uid, repair in decided.plan.repairs.items():
+            self._repair(uid, repair)
         for preempt, generation, leaves in decided.preemptions:
             self._claim(self._attempt(preempt.admission, generation, victims=leaves), leaves)
         for admission, generation in decided.admissions:
@@ -284,6 +284,13 @@ class Clockwork:
                 self.cluster.answer(uid)
         self._plan_again = turn.plan_again(self.world, decided.plan, ())
         self.world.plan = decided.plan
+        self.world.irreparable(decided.plan.irreparable)
+
+    def _repair(self, uid: str, repair: Repair) -> None:
+        self.accounts.repair(uid, repair)
+        self.world.repairs(uid, repair, self.now)
+        self._steps[uid] = None
+        self._log(uid, REPAIRING, repair.why)
 
     def _grow(self, uid: str, part: Portion) -> None:
         self.accounts.grow(uid, part)

@@ -146,6 +146,7 @@ class JobForm(Asks):
     hold: StrictBool | None = None
     start_deadline_seconds: Int32 | None = None
     backoff_limit: Int32 | None = None
+    replace_lost_pods: StrictBool | None = None
     max_run_seconds: Int32 | None = None
 
     @property
@@ -181,6 +182,7 @@ class JobForm(Asks):
         roles = [{**role.role(role.name), "mustSucceed": role.must_succeed} for role in self.roles or ()]
         passed = {
             "queue", "priority", "preemptible", "hold", "start_deadline_seconds", "backoff_limit", "max_run_seconds",
+            "replace_lost_pods",
         }  # fmt: skip
         spec = self.model_dump(by_alias=True, exclude_none=True, include=passed)
         spec["roles"] = roles or [self.role(ROLE)]

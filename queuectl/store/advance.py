@@ -24,14 +24,17 @@ _NEXT = {
     AttemptState.UNGATED: {AttemptState.RUNNING, AttemptState.ENDING},
     AttemptState.RUNNING: {AttemptState.SHRINKING, AttemptState.ENDING},
     AttemptState.SHRINKING: {AttemptState.RUNNING, AttemptState.ENDING},
+    AttemptState.REPAIRING: {AttemptState.GROWING, AttemptState.ENDING},
     AttemptState.GROWING: {AttemptState.RUNNING, AttemptState.SHRINKING, AttemptState.ENDING},
     AttemptState.ENDING: {AttemptState.ENDED},
     AttemptState.ENDED: set[AttemptState](),
 }
-_TOUCH_ROOM = {AttemptState.RESERVED, AttemptState.SHRINKING, AttemptState.ENDED}  # and RUNNING, after SHRINKING
+# And what follows upon SHRINKING and REPAIRING.
+_TOUCH_ROOM = {AttemptState.RESERVED, AttemptState.SHRINKING, AttemptState.ENDED}
 _SENTENCES = {
     AttemptState.CREATED: "All pods exist, gated.",
     AttemptState.UNGATED: "Every gate is gone.",
+    AttemptState.GROWING: "What was left of the lost pods is gone.",
     AttemptState.RUNNING: "All pods are ready.",
 }
 
@@ -46,7 +49,8 @@ async def advance(
     await fence(connection, epoch)
     touching = {(move.uid, move.attempt) for move in moves if move.to in _TOUCH_ROOM}
     touching |= await attempts.shrinking(
-        connection, {(move.uid, move.attempt) for move in moves if move.to is AttemptState.RUNNING}
+        connection,
+        {(move.uid, move.attempt) for move in moves if move.to in {AttemptState.RUNNING, AttemptState.GROWING}},
     )
     parts = [((move.uid, move.attempt), move.done.part) for move in moves if move.done is not None]
     concerned = touching.union(key for key, _ in parts)
@@ -132,7 +136,10 @@ class _OnTheWay:
             return move.to is attempt.state and move.to in UNDER_WAY and self._finish(move, move.done)
         if move.to not in _NEXT[attempt.state]:
             return self.again and move.to is attempt.state and not attempt.passed
-        has_shrunk = attempt.state is AttemptState.SHRINKING and move.to is AttemptState.RUNNING
+        has_shrunk = (attempt.state, move.to) in {
+            (AttemptState.SHRINKING, AttemptState.RUNNING),
+            (AttemptState.REPAIRING, AttemptState.GROWING),
+        }
         if (move.to in _TOUCH_ROOM or has_shrunk) and not self._account(move, attempt):
             return False
         attempt.state = move.to

@@ -1,7 +1,7 @@
 """Attempts in a transaction: what they hold, where they are, and writing where they have come to."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -28,7 +28,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Shrink
-from queuectl.model.plan import Placement, Portion, place
+from queuectl.model.plan import Placement, Portion, Repair, place
 from queuectl.model.resources import total
 from queuectl.store import tables
 from queuectl.store.room import Amounts
@@ -56,6 +56,7 @@ _STAMPS = {
 }
 
 
+_COMING = [AttemptState.REPAIRING.value, AttemptState.GROWING.value]
 _PLACE = {"uid": Text, "attempt": Integer, "role": Text, "flavor": Text, "node": Text, "first": Integer}
 
 
@@ -213,7 +214,12 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
             end=given.c.end,
             holds=given.c.holds,
             promised=given.c.promised,
-            coming=case((given.c.state == AttemptState.GROWING.value, a.c.coming), else_=text("'{}'::jsonb")),
+            coming=case((given.c.state.in_(_COMING), a.c.coming), else_=text("'[]'::jsonb")),
+            # Its lost pods have been replaced; of one that grew it has been null since.
+            shrunk=case(
+                ((given.c.state == AttemptState.RUNNING.value) & (a.c.coming != text("'[]'::jsonb")), null()),
+                else_=a.c.shrunk,
+            ),
             # The first time counts, but for two: a claim is admitted again when it is reserved, and growth comes again.
             **{
                 name: case(
@@ -241,14 +247,14 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
 
 
 async def shrinking(connection: AsyncConnection, of: Collection[AttemptKey]) -> set[AttemptKey]:
-    """Return which of the attempts are giving up a part."""
+    """Return which of the attempts are giving up a part, or are being repaired."""
     if not of:
         return set()
     a, given = tables.attempt, keys(of)
     statement = select(a.c.workload_uid, a.c.number).where(
         a.c.workload_uid == given.c.uid,
         a.c.number == given.c.attempt,
-        a.c.state == AttemptState.SHRINKING.value,
+        a.c.state.in_([AttemptState.SHRINKING.value, AttemptState.REPAIRING.value]),
     )
     return {(row.workload_uid, row.number) for row in await connection.execute(statement)}
 
@@ -323,7 +329,7 @@ async def grow(
     """Write down what attempts get in addition, which are Growing already. ``before``: as they were."""
     if not growths:
         return
-    a, r = tables.attempt, tables.reservation
+    a = tables.attempt
     given = rowset(
         [
             {
@@ -331,7 +337,7 @@ async def grow(
                 "attempt": n,
                 "quota": quota_to_json(total((before[uid, n].attempt.quota, part.quota))),
                 "later": quota_to_json({cell: -amount for cell, amount in part.quota.items()}),
-                "coming": total({p.role: p.pods} for p in part.placements),
+                "coming": sorted((p.role, p.first + i) for p in part.placements for i in range(p.pods)),
             }
             for (uid, n), part in sorted(growths.items())
         ],
@@ -352,14 +358,44 @@ async def grow(
             ["workload_uid", "attempt", "at", "quota"], select(given.c.uid, given.c.attempt, at, given.c.later)
         )
     )
+    await _reserve(connection, {key: part.placements for key, part in growths.items()})
+
+
+async def repair(connection: AsyncConnection, repairs: Mapping[AttemptKey, Repair], *, now: float) -> None:
+    """Write down which pods of attempts are replaced, which are Repairing already, and where to."""
+    if not repairs:
+        return
+    a = tables.attempt
+    given = rowset(
+        [
+            {"uid": uid, "attempt": n, "coming": sorted(repair.pods), "shrunk": why_to_json(repair.why)}
+            for (uid, n), repair in sorted(repairs.items())
+        ],
+        uid=Text,
+        attempt=Integer,
+        coming=JSONB,
+        shrunk=JSONB,
+    )
+    await connection.execute(
+        update(a)
+        .values(coming=given.c.coming, shrunk=given.c.shrunk, growing_at=literal(now, tables.UnixTime))
+        .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
+    )
+    await give_up(connection, {key: Shrink(one.why, Portion(one.left)) for key, one in repairs.items() if one.left})
+    await _reserve(connection, {key: one.found for key, one in repairs.items()})
+
+
+async def _reserve(connection: AsyncConnection, added: Mapping[AttemptKey, Sequence[Placement]]) -> None:
+    """Write down the places that attempts get in addition."""
+    r = tables.reservation
     places = rowset(
         [
             {
                 "uid": uid, "attempt": n, "role": p.role, "flavor": p.flavor, "node": p.node, "first": p.first,
                 "pods": p.pods, "requests": p.requests, "cards": p.cards,
             }
-            for (uid, n), part in sorted(growths.items())
-            for p in part.placements
+            for (uid, n), placements in sorted(added.items())
+            for p in placements
         ],
         **_PLACE,
         pods=Integer,

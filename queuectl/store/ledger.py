@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Workload, WorkloadState
-from queuectl.model.plan import Admission, Portion, Preempt
+from queuectl.model.plan import Admission, Portion, Preempt, Repair
 from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.store import advance, audit, reserve, tables, usage
 from queuectl.store.attempts import AttemptKey
@@ -32,6 +32,7 @@ __all__ = ["CycleResult", "Ledger", "Loaded"]
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _NO_GROWTHS: Mapping[AttemptKey, Portion] = MappingProxyType({})
+_NO_REPAIRS: Mapping[AttemptKey, Repair] = MappingProxyType({})
 _ONE_SNAPSHOT = text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
 
@@ -112,6 +113,7 @@ class Ledger:
         admissions: Sequence[tuple[Admission, int]] = (),
         preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]] = (),
         growths: Mapping[AttemptKey, Portion] = _NO_GROWTHS,
+        repairs: Mapping[AttemptKey, Repair] = _NO_REPAIRS,
     ) -> CycleResult:
         """Record what was seen and reserve what was planned, in one transaction.
 
@@ -126,8 +128,9 @@ class Ledger:
         victims have ended or shrunk. Of an attempt that itself still waits for victims it takes over the claim: those of
         these victims that it names are now its own, and the others nobody's; none of them may be shrinking. At most 500
         gangs or 10,000 reservations and victims are taken, the rest is refused and left for
-        the next cycle. Last come the ``growths`` of running attempts, by uid and number: what each gets in addition. It is
-        refused when it no longer fits, or the attempt is anything but Running and whole.
+        the next cycle. Before all come the ``repairs`` of running attempts: which lost pods are replaced, and where. What
+        they had on lost nodes is promised to it no more, and held until the attempt is Growing. Last come the ``growths`` of running attempts, by uid and number too: what each gets in addition. Both
+        are refused when they no longer fit, or the attempt is anything but Running and whole.
 
         When the answer to COMMIT is lost, the plan is looked up by its id; StoreUnavailable then means that it still
         isn't known: call ``load`` before planning again.
@@ -148,6 +151,7 @@ class Ledger:
             admissions=admissions,
             preemptions=preemptions,
             growths=growths,
+            repairs=repairs,
         )
         if request.empty:
             return CycleResult([], [])

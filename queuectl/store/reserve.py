@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model import policy
 from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, Leave, Shrink, Workload, WorkloadState
-from queuectl.model.plan import Admission, Placement, Portion, Preempt
+from queuectl.model.plan import Admission, Placement, Portion, Preempt, Repair
 from queuectl.model.reasons import Reason, why
 from queuectl.store import attempts, observe, tables
 from queuectl.store.attempts import AttemptKey, Held, Stake
@@ -45,13 +45,14 @@ MAX_PRUNED = 1000  # rows of each table in one cycle, more than one makes
 class CycleResult:
     """What became of the plan: attempts that hold room now, uids that were refused, attempts that wait for victims.
 
-    ``grown``: uids whose attempts got what they were to get in addition.
+    ``grown``: uids whose attempts got what they were to get in addition; ``repaired``: in the stead of what they lost.
     """
 
     admitted: list[Attempt]
     refused: list[str]
     claimed: list[Attempt] = field(default_factory=list)
     grown: list[str] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,7 @@ class Request:
     admissions: Sequence[tuple[Admission, int]]
     preemptions: Sequence[tuple[Preempt, int, Mapping[str, Leave]]]
     growths: Mapping[AttemptKey, Portion]
+    repairs: Mapping[AttemptKey, Repair]
 
     @property
     def empty(self) -> bool:
@@ -87,6 +89,7 @@ class Request:
             or self.admissions
             or self.preemptions
             or self.growths
+            or self.repairs
         )
 
     @property
@@ -182,13 +185,14 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
     queue_of = await _queues(connection, request, candidates)
     wanted = [_amounts(request, candidate.admission, queue_of.get(candidate.uid)) for candidate in candidates]
     victims = {uid for candidate in candidates for uid in candidate.victims}
-    growing = {uid for uid, _ in request.growths}
+    growing = {uid for uid, _ in (*request.growths, *request.repairs)}
     stakes = await attempts.stakes(connection, victims | growing)
-    growths = {key: stakes[key].of(part) for key, part in request.growths.items() if key in stakes}
+    parts = {**request.growths} | {key: Portion(repair.found) for key, repair in request.repairs.items()}
+    more = {key: stakes[key].of(part) for key, part in parts.items() if key in stakes}
     rooms = Rooms()
     await rooms.lock(
         connection,
-        chain(wanted, (stake.amounts for stake in stakes.values()), growths.values()),
+        chain(wanted, (stake.amounts for stake in stakes.values()), more.values()),
         queues={*request.quotas, *request.limits, *request.queues_gone},
         nodes={*request.nodes, *request.nodes_gone},
     )
@@ -200,6 +204,8 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
 
     gangs: list[_Gang] = []
     refused: list[str] = []
+    repaired = _repair(request, held, stakes, more, rooms)
+    events.extend(told(repair.why, *key) for key, repair in repaired.items())
     shrinks: dict[AttemptKey, Shrink] = {}
     for candidate, amounts in zip(candidates, wanted, strict=True):
         row, taken = waiting.get(candidate.uid), _taken(candidate, held, stakes)
@@ -220,23 +226,18 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
         shrinks |= {key: leave for key in taken if isinstance(leave := candidate.leaves.get(key[0]), Shrink)}
         rooms.take(amounts, reserved=not gang.claims, promised=True)
 
-    grown = {}
-    for key, part in request.growths.items():
-        if key not in growths or not _may_grow(held.get(key)) or not rooms.fits(growths[key]):
-            refused.append(key[0])
-            continue
-        rooms.take(growths[key], reserved=True, promised=True)
-        held[key].state = AttemptState.GROWING
-        held[key].passed.append(AttemptState.GROWING)
-        grown[key] = part
+    grown = _grow(request, held, more, rooms)
+    for key, part in grown.items():
         there = stakes[key].attempt.whole.pods
         events.append(told(why(Reason.GROWING, there=there, pods=there + part.pods), *key))
+    refused += [key[0] for key in (*request.repairs, *request.growths) if key not in repaired and key not in grown]
 
     await rooms.write(connection)
     await _write_gangs(connection, request, gangs)
     moved = {key: one for key, one in held.items() if one.passed}
     await attempts.write(connection, request.epoch, moved, now=request.now)
     await attempts.grow(connection, grown, stakes, now=request.now)
+    await attempts.repair(connection, repaired, now=request.now)
     await attempts.unclaim(connection, [key for gang in gangs for key in gang.overtaken])
     await attempts.give_up(connection, shrinks)
     await attempts.claim(connection, {victim: gang.key for gang in gangs for victim in gang.victims}, shrinks)
@@ -246,7 +247,42 @@ async def cycle(connection: AsyncConnection, request: Request) -> CycleResult:
         refused=refused + [candidate.uid for candidate in left],
         claimed=[gang.attempt(request.now) for gang in gangs if gang.claims],
         grown=[uid for uid, _ in grown],
+        repaired=[uid for uid, _ in repaired],
     )
+
+
+def _repair(
+    request: Request,
+    held: Mapping[AttemptKey, Held],
+    stakes: Mapping[AttemptKey, Stake],
+    more: Mapping[AttemptKey, Amounts],
+    rooms: Rooms,
+) -> dict[AttemptKey, Repair]:
+    """Reserve the places that attempts get in the stead of lost ones, and return those for which it is so."""
+    repaired = {}
+    for key, repair in request.repairs.items():
+        lost = Portion(repair.left)
+        if _may_grow(held.get(key)) and stakes[key].attempt.whole.has(lost) and rooms.fits(more[key]):
+            rooms.take(more[key], reserved=True, promised=True)
+            rooms.free(stakes[key].of(lost), promised=True)
+            held[key].state, held[key].leaving = AttemptState.REPAIRING, bool(repair.left)
+            held[key].passed.append(AttemptState.REPAIRING)
+            repaired[key] = repair
+    return repaired
+
+
+def _grow(
+    request: Request, held: Mapping[AttemptKey, Held], more: Mapping[AttemptKey, Amounts], rooms: Rooms
+) -> dict[AttemptKey, Portion]:
+    """Reserve what attempts get in addition, and return those for which it is so."""
+    grown = {}
+    for key, part in request.growths.items():
+        if _may_grow(held.get(key)) and rooms.fits(more[key]):
+            rooms.take(more[key], reserved=True, promised=True)
+            held[key].state = AttemptState.GROWING
+            held[key].passed.append(AttemptState.GROWING)
+            grown[key] = part
+    return grown
 
 
 def _may_grow(attempt: Held | None) -> bool:
@@ -283,13 +319,16 @@ async def _already_done(connection: AsyncConnection, request: Request) -> CycleR
     for row in rows:
         key = (row["workload_uid"], row["number"])
         found[key[0]] = attempt_from_row(row, places[key], tuple(sorted(victims.get(key, ()))))
-    held = await attempts.latest(connection, {uid for uid, _ in request.growths})
-    grown = [uid for uid, n in request.growths if (uid, n) in held and held[uid, n].state is AttemptState.GROWING]
+    held = await attempts.latest(connection, {uid for uid, _ in (*request.growths, *request.repairs)})
+    at = {key: one.state for key, one in held.items()}
+    grown = [key[0] for key in request.growths if at.get(key) is AttemptState.GROWING]
+    repaired = [key[0] for key in request.repairs if at.get(key) is AttemptState.REPAIRING]
     return CycleResult(
         grown=grown,
+        repaired=repaired,
         admitted=[found[a.uid] for a, _ in request.admissions if a.uid in found and found[a.uid].holds],
         refused=[candidate.uid for candidate in request.candidates if candidate.uid not in found]
-        + [uid for uid, _ in request.growths if uid not in grown],
+        + [uid for uid, _ in (*request.growths, *request.repairs) if uid not in (*grown, *repaired)],
         claimed=[one for p, _, _ in request.preemptions if (one := found.get(p.admission.uid)) and not one.holds],
     )
 

@@ -136,7 +136,7 @@ def attempt_from_row(row: RowMapping, places: Places, victims: tuple[tuple[str, 
         leaving=leaving,
         shrunk=why_from_json(row["shrunk"]) if row["shrunk"] is not None else None,
         done=frozenset((role, index) for role, index in row["done"]),
-        coming=row["coming"],
+        coming=frozenset((role, index) for role, index in row["coming"]),
         growing_at=row["growing_at"],
     )
 

@@ -150,11 +150,13 @@ attempt = Table(
     # Who was promised this victim's room, or what leaves of it. Stays on record when the victim has ended.
     Column("claimed_by_uid", Text),
     Column("claimed_by_attempt", Integer),
-    Column("leaving", JSONB),  # what of the quota it gives up and still holds; the pods are in its reservations
+    # What of the quota it gives up and still holds, nothing of lost places; the pods are in its reservations.
+    Column("leaving", JSONB),
     Column("shrunk", JSONB),  # why it has fewer pods than it had: reason, facts
-    # While it grows: {role: its last pods, which it runs without yet}. Quota and reservations have them already.
-    Column("coming", JSONB, nullable=False, server_default=text("'{}'")),
-    Column("growing_at", UnixTime),  # the last time
+    # While it is repaired or grows, the pods that it runs without yet: [[role, index], ...]. Quota and reservations have them
+    # already.
+    Column("coming", JSONB, nullable=False, server_default=text("'[]'")),
+    Column("growing_at", UnixTime),  # the last time that it was repaired or grew
     # Pods that have succeeded while others run on: [[role, index], ...]. Neither quota nor reservations have them any more.
     Column("done", JSONB, nullable=False, server_default=text("'[]'")),
     Column("admitted_at", UnixTime, nullable=False),
@@ -170,15 +172,18 @@ attempt = Table(
         name="fk_attempt_claimed_by",
     ),
     CheckConstraint(
-        "state IN ('Claimed', 'Reserved', 'Created', 'Ungated', 'Running', 'Shrinking', 'Growing', 'Ending', 'Ended')",
+        "state IN ('Claimed', 'Reserved', 'Created', 'Ungated', 'Running', 'Shrinking', 'Repairing', 'Growing', 'Ending',"
+        " 'Ended')",
         name="state",
     ),
     CheckConstraint("holds = (state <> 'Claimed') OR state IN ('Ending', 'Ended')", name="holds"),
     CheckConstraint("promised OR state IN ('Ending', 'Ended')", name="promised"),
     CheckConstraint("(claimed_by_uid IS NULL) = (claimed_by_attempt IS NULL)", name="claimed_by"),
     CheckConstraint("claimed_by_uid IS NULL OR (holds AND (NOT promised OR leaving IS NOT NULL))", name="claimed"),
-    CheckConstraint("leaving IS NULL OR (promised AND state IN ('Shrinking', 'Ending', 'Ended'))", name="leaving"),
-    CheckConstraint("coming = '{}' OR state = 'Growing'", name="coming"),
+    CheckConstraint(
+        "leaving IS NULL OR (promised AND state IN ('Shrinking', 'Repairing', 'Ending', 'Ended'))", name="leaving"
+    ),
+    CheckConstraint("coming = '[]' OR state IN ('Repairing', 'Growing')", name="coming"),
     CheckConstraint("done = '[]' OR state NOT IN ('Claimed', 'Reserved', 'Created')", name="done"),
     CheckConstraint("(state IN ('Ending', 'Ended')) = (\"end\" IS NOT NULL)", name="end"),
     CheckConstraint("(state = 'Ended') = (ended_at IS NOT NULL)", name="ended"),

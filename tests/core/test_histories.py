@@ -7,20 +7,21 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from queuectl.core.elastic import last
-from queuectl.core.lifecycle import View, all_ready, coming, deadline, holding, members, next_move, refused
+from queuectl.core.lifecycle import View, all_ready, coming, deadline, holding, loss, members, next_move, refused
 from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Done, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
-from queuectl.model.plan import Placement, PodKey, Portion
+from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, GROWING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, REPAIRING, GROWING, ENDING, ENDED = AttemptState
 ARROWS = {
     RESERVED: {CREATED, ENDING},
     CREATED: {UNGATED, ENDING},
     UNGATED: {RUNNING, ENDING},
     RUNNING: {ENDING},
     SHRINKING: {RUNNING, ENDING},
+    REPAIRING: {GROWING, ENDING},
     GROWING: {RUNNING, SHRINKING, ENDING},
     ENDING: {ENDED},
 }
@@ -42,26 +43,34 @@ class GangMachine(RuleBasedStateMachine):
         super().__init__()
         self.workload = Workload("g", "team", "g", "q", 0, 0.0, 1)
         self.pods: dict[PodKey, Pod] = {}
-        self.places = dict.fromkeys(["n1", "n2"], Place.GOOD)
+        self.places = dict.fromkeys(["n1", "n2", "n3"], Place.GOOD)
         self.now = 1000.0
         self.over: Outcome | None = None
         self.moves = 0
 
-    @initialize(limit=st.integers(0, 2), longest=st.sampled_from([None, 500]), b_counts=st.booleans())
-    def submit(self, limit: int, longest: int | None, b_counts: bool) -> None:  # noqa: FBT001
+    @initialize(
+        limit=st.integers(0, 2), longest=st.sampled_from([None, 500]), b_counts=st.booleans(), replaces=st.booleans()
+    )
+    def submit(self, limit: int, longest: int | None, b_counts: bool, replaces: bool) -> None:  # noqa: FBT001
         roles = role("a", 2, gpu=8), role("b", 1, gpu=8, must_succeed=b_counts)
-        self.job: Job | None = Job(gang("g", *roles), 1, "1", backoff_limit=limit, max_run_seconds=longest)
+        self.job: Job | None = Job(
+            gang("g", *roles), 1, "1", backoff_limit=limit, max_run_seconds=longest, replaces_lost_pods=replaces
+        )
         self.admit()
 
     def admit(self) -> None:
         generation = self.job.generation if self.job else 0
         self.workload = replace(self.workload, attempt=self.workload.attempt + 1)
         self.attempt = Attempt("g", self.workload.attempt, RESERVED, generation, PLACEMENTS, self.now)
-        self.pods, self.moves, self.shrinks, self.growths = {}, 0, 0, 0
+        self.pods, self.moves, self.shrinks, self.growths, self.repairs = {}, 0, 0, 0, 0
+        self.home = dict(NODE)
+        self.irreparable = False
 
     @property
     def view(self) -> View:
-        return View(self.workload, self.attempt, self.job, self.pods, self.places, self.now)
+        return View(
+            self.workload, self.attempt, self.job, self.pods, self.places, self.now, irreparable=self.irreparable
+        )
 
     def apply(self, move: Move) -> None:
         """Do as the ledger does, and hold the move against the rules."""
@@ -72,8 +81,8 @@ class GangMachine(RuleBasedStateMachine):
         assert move.to in ARROWS[self.attempt.state]
         assert (move.end is not None) == (move.to is ENDING)
         self.moves += 1
-        most = 5 + self.shrinks + 2 * self.growths
-        assert self.moves <= most, "an attempt has five arrows at most, one for each time it shrinks, two for growth"
+        most = 5 + self.shrinks + 2 * self.growths + 3 * self.repairs
+        assert self.moves <= most, "five arrows at most, one for each time it shrinks, two for growth, three for repair"
         before = self.attempt
         if move.shrink is not None:
             assert [p.node for p in move.shrink.part.placements] == [NODE["a", 1]], "only what comes is given back"
@@ -83,9 +92,10 @@ class GangMachine(RuleBasedStateMachine):
         if move.to is RUNNING:
             self.attempt = replace(
                 self.attempt, running_at=self.now if before.running_at is None else before.running_at, leaving=None,
-                coming={},
+                coming=frozenset(), shrunk=None if before.replaces else before.shrunk,
             )  # fmt: skip
             assert len(members(self.attempt, self.pods)) == self.attempt.whole.pods
+        self.on_repair(before, move)
         if before.state is SHRINKING:
             assert move.to is ENDING or not holding(replace(self.view, attempt=before)), "what leaves is still there"
             assert move.end is None or "g-a-1" not in str(move.end.why), "what leaves decides nothing"
@@ -97,6 +107,14 @@ class GangMachine(RuleBasedStateMachine):
             assert move.end.not_before == 0 or self.now < move.end.not_before <= self.now + 360
         if move.to is ENDED:
             self.ended()
+
+    def on_repair(self, before: Attempt, move: Move) -> None:
+        gone = before.state is not REPAIRING or move.to is ENDING or ("a", 1) not in self.pods
+        assert gone, "what is left of the lost pod has the name of the one that comes"
+        if move.to is GROWING:
+            self.attempt = replace(self.attempt, growing_at=self.now, leaving=None)
+        else:
+            self.attempt = replace(self.attempt, coming=frozenset())
 
     def finish(self, done: Done) -> None:
         assert done.pods
@@ -205,10 +223,40 @@ class GangMachine(RuleBasedStateMachine):
         assert coming(self.attempt) == {("a", 1): NODE["a", 1]}
         self.look()
 
+    @precondition(lambda self: loss(self.view) is not None)
+    @rule(found=st.booleans())
+    def repair(self, found: bool) -> None:  # noqa: FBT001
+        """A cycle has a place for the lost pods, on a node of their own or the one that they had, or has none."""
+        lost = loss(self.view)
+        assert lost is not None
+        assert self.state() is RUNNING
+        assert lost.pods < set(KEYS), "some run on"
+        if not found or lost.pods != {("a", 1)}:
+            self.irreparable = True
+            self.look()
+            assert self.state() is not RUNNING, "then it goes back whole"
+            return
+        self.repairs += 1
+        [place] = [p for p in self.attempt.placements if (p.role, p.node) == ("a", self.home["a", 1])]
+        left = () if self.places[place.node] is Place.GOOD else (place,)
+        new = tuple(replace(p, node="n3" if p.node == "n2" else "n2", first=1) for p in left)
+        told = why(Reason.REPLACING, there=2, pods=3, nodes=place.node, cause=str(lost.why))
+        self.attempt = self.attempt.repairing(Repair(lost.pods, left, new, told), self.now)
+        self.home |= dict.fromkeys(lost.pods, new[0].node) if new else {}
+        self.look()
+
+    @precondition(lambda self: self.state() is REPAIRING)
+    @rule()
+    def remove_what_is_left(self) -> None:
+        for pod in holding(self.view):
+            self.pods.pop((pod.role, pod.index))
+        self.look()
+        assert self.state() is not REPAIRING
+
     @precondition(lambda self: self.state() is GROWING)
     @rule()
     def create_what_comes(self) -> None:
-        self.pods.setdefault(("a", 1), Pod(f"{self.growths}a1", "team", "g-a-1", "1", role="a", index=1))
+        self.pods.setdefault(("a", 1), Pod(f"{self.growths}{self.repairs}a1", "team", "g-a-1", "1", role="a", index=1))
         self.look()
 
     @precondition(lambda self: self.state() is ENDED and self.over is None)
@@ -224,13 +272,13 @@ class GangMachine(RuleBasedStateMachine):
     @rule(key=keys)
     def bind(self, key: PodKey) -> None:
         if key in self.pods and not self.pods[key].gated:
-            self.change(key, node=NODE[key])
+            self.change(key, node=self.home[key])
 
     @rule()
     def all_get_ready(self) -> None:
         for key, pod in list(self.pods.items()):
             if not pod.gated and not pod.ended:
-                self.pods[key] = replace(pod, node=NODE[key], phase="Running", ready=True)
+                self.pods[key] = replace(pod, node=self.home[key], phase="Running", ready=True)
         self.look()
 
     @rule(key=keys, phase=st.sampled_from(["Succeeded", "Failed"]))

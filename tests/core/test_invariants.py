@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from queuectl.core.backlog import Backlog, Waits, pending_key
 from queuectl.core.cycle import plan
-from queuectl.core.elastic import last, numbered
+from queuectl.core.elastic import numbered
 from queuectl.core.lifecycle import members
 from queuectl.core.usage import STEPS
 from queuectl.model.lifecycle import (
@@ -26,12 +26,12 @@ from queuectl.model.lifecycle import (
     Workload,
     WorkloadState,
 )
-from queuectl.model.objects import QueueOrder
-from queuectl.model.plan import Portion
+from queuectl.model.objects import ANYWHERE, Place, QueueOrder
+from queuectl.model.plan import Portion, Repair
 from queuectl.model.policy import OverQuota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason
-from queuectl.model.resources import total
 from queuectl.simulate.clockwork import EVICTED, Clockwork
+from queuectl.simulate.cluster import _key
 from queuectl.simulate.form import GPU, ROLE, EventForm, JobForm, QuotaEdit, read
 from tests.support.virtual import FLAVORS, QUEUES, clusters, jobs
 
@@ -51,7 +51,17 @@ class Watched(Clockwork):
         before = dict(self.world.attempts)
         self.taken: list[tuple[str, set[Cell]]] = []  # queue of a victim of another queue, where room was lacking
         self.used = {queue: in_queue(self, queue, later=True) for queue in self.world.queues}
+        losses, places = dict(self.world.losses), {uid: self.places_left(uid) for uid in self.world.losses}
         super()._cycle()
+        anywhere = [uid for uid in losses if self.world.jobs[uid].gang.roles[0].topology == ANYWHERE]
+        for uid in self.world._irreparable.intersection(anywhere) if len(losses) == 1 else ():
+            at = numbered(self.world.attempts[uid].placements)
+            lost = [
+                key
+                for key in losses[uid].pods
+                if self.world._places(self.world.attempts[uid])[at[key].node] != Place.GOOD
+            ]
+            assert places[uid] < len(lost), "what can be replaced is"
         for uid in self.world.attempts.keys() - before.keys():
             self._assert_it_passed_nobody(uid)
             self._assert_it_borrows_only_if_it_may_be_taken(uid)
@@ -104,6 +114,30 @@ class Watched(Clockwork):
                 world._gang(world.jobs[uid], mine)
             ):
                 assert world.plan.waits[other.uid].reason in PASSED, (other, mine)
+
+    def places_left(self, uid: str) -> int:
+        """How many further pods of a job's only role there is room for in the flavor that it has."""
+        job, flavor = self.world.jobs[uid], self.world.attempts[uid].placements[0].flavor
+        [role] = job.gang.roles
+        counts = self.world.fleet.free().pods(self.world.flavors[flavor], role.constraints, role.requests)
+        return int(counts.sum())
+
+    def _repair(self, uid: str, repair: Repair) -> None:
+        attempt, job = self.world.attempts[uid], self.world.jobs[uid]
+        assert attempt.state is AttemptState.RUNNING
+        assert not attempt.claimed, "nobody waits for its room"
+        assert job.replaces_lost_pods
+        before, there = numbered(attempt.placements), self.world.pods.get((uid, attempt.number), {})
+        super()._repair(uid, repair)
+        now = self.world.attempts[uid]
+        after, places = numbered(now.placements), self.world._places(self.world.attempts[uid])
+        assert now.quota == attempt.quota, "it is charged what it was"
+        assert repair.pods < before.keys() == after.keys()
+        for key, p in before.items():
+            if key not in repair.pods:
+                assert after[key].node == p.node == there[key].node, "the others stay"
+                assert not there[key].deleting
+        assert all(places[after[key].node] is Place.GOOD for key in repair.pods)
 
     def _grow(self, uid: str, part: Portion) -> None:
         attempt, queue = self.world.attempts[uid], self.world.workloads[uid].queue
@@ -342,9 +376,50 @@ class ClusterMachine(RuleBasedStateMachine):
             if pod is not None and pod.ended:
                 clock.cluster._remove_pod((name, attempt.number, *key))
         before = clock.world.history.past(clock.now)
+        happened = len(clock.result.timeline)
         clock.settle()
-        assert all(entry.code != Reason.POD_LOST.code for entry in clock.result.timeline), "that is no fault"
+        assert all(entry.code != Reason.POD_LOST.code for entry in clock.result.timeline[happened:]), "that is no fault"
         assert clock.world.history.past(clock.now) == before, "what was held before is not forgotten"
+
+    @rule(
+        queue=st.sampled_from(QUEUES), pods=st.integers(2, 4), gpus=st.integers(1, 3), index=st.integers(0, 3),
+        how=st.sampled_from(["node gone", "node gone", "drained", "removed"]), start=st.sampled_from([0, 2]),
+        others=st.lists(jobs("j"), max_size=2), wait=st.sampled_from([0, 1, 3]),
+    )  # fmt: skip
+    def lose_a_pod(
+        self,
+        *,
+        queue: str,
+        pods: int,
+        gpus: int,
+        index: int,
+        how: str,
+        start: int,
+        others: list[dict[str, Any]],
+        wait: int,
+    ) -> None:
+        """Have a gang lose a pod that it may replace, while others come."""
+        job = {"name": "j", "queue": queue, "pods": pods, "minPods": 2, "gpus": gpus, "priority": 2, "user": "bob"}
+        self.submit({**job, "replaceLostPods": True, "startSeconds": start})
+        self.wait(3)
+        clock, name = self.clock, f"j{self.submitted - 1}"
+        attempt = clock.world.attempts.get(name)
+        pod = clock.world.pods.get((name, attempt.number), {}).get((ROLE, index)) if attempt else None
+        if pod is None or not pod.node:
+            return
+        for other in others:
+            clock._submit(JobForm.model_validate({**other, "name": f"j{self.submitted}"}), f"j{self.submitted}")
+            self.submitted += 1
+        if how == "node gone":
+            self.happens("nodeDown", pod.node)
+        elif how == "drained":
+            clock.cluster._set_pod(replace(pod, deleting=True, disrupted="Eviction: drained"))
+            clock.at(clock.now + 2, lambda: clock.cluster._remove_pod(_key(pod)))
+            self.happens("cordon", pod.node)
+        else:
+            clock.cluster._remove_pod(_key(pod))
+            clock.settle()
+        self.wait(wait)
 
     @rule(number=st.integers(0, 5), verb=st.sampled_from(["nodeDown", "nodeUp", "nodeUp", "cordon", "uncordon"]))
     def to_a_node(self, number: int, verb: str) -> None:
@@ -380,10 +455,11 @@ class ClusterMachine(RuleBasedStateMachine):
             pods = self.clock.world.pods.get((attempt.uid, attempt.number), {})
             if attempt.state in UNDER_WAY:
                 there = members(attempt, pods)
-                runs = attempt.whole.without(last(attempt.whole, attempt.coming))
-                assert len(there) == runs.pods
+                at = numbered(attempt.placements, attempt.done)
+                runs = [p for key, p in at.items() if key not in attempt.coming]
+                assert len(there) == len(runs)
                 assert all(pod.node and not pod.deleting and not pod.ended for pod in there)
-                held = total({(p.node, p.role): p.pods} for p in runs.placements)
+                held = Counter((p.node, p.role) for p in runs)
                 assert held == Counter((pod.node, pod.role) for pod in there), "it holds what its pods need that run"
                 if not attempt.leaving and not attempt.coming:
                     assert all(pod.ended for pod in pods.values() if pod not in there), "what it gave up is gone"

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from queuectl.core.elastic import finished, last, pods_of
-from queuectl.core.lifecycle import BackOff, View, deadline, holding, next_move, ready, refused
+from queuectl.core.lifecycle import BackOff, Loss, View, deadline, holding, loss, next_move, not_grown, ready, refused
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
-from queuectl.model.plan import Placement, PodKey
+from queuectl.model.plan import Placement, PodKey, Repair
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, GROWING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, REPAIRING, GROWING, ENDING, ENDED = AttemptState
 ADMITTED_AT, RUNNING_AT, GROWING_AT, NOW = 1000.0, 1010.0, 1015.0, 1020.0
 EIGHT = requests(gpu=8)
 PLACEMENTS = (
-    Placement("worker", "any", "n1", 1, EIGHT), Placement("worker", "any", "n2", 1, EIGHT), Placement("ps", "any", "n2", 1, EIGHT),
+    Placement("worker", "any", "n1", 1, EIGHT), Placement("worker", "any", "n2", 1, EIGHT, first=1), Placement("ps", "any", "n2", 1, EIGHT),
 )  # fmt: skip
 JOB = Job(
     gang("g", role("worker", 2, gpu=8), role("ps", 1, gpu=8, must_succeed=False)), generation=1, resource_version="7",
@@ -48,12 +48,14 @@ def but(peers: Mapping[PodKey, Pod], role: str, index: int, **changes: Any) -> d
     return {**peers, (role, index): replace(peers[role, index], **changes)}
 
 
+REPLACING = why(Reason.REPLACING, there=2, pods=3, nodes="n1", cause="Node n1 is gone.")
 GATED = pods(node="", phase="Pending", ready=False, gated=True)
 UNBOUND = pods(node="", phase="Pending", ready=False)
 BOUND = pods(phase="Pending", ready=False)
 UP = pods()
 DONE = pods(phase="Succeeded", ready=False, exit_code=0)
 DONE_0 = frozenset({("worker", 0)})
+REPLACES = replace(JOB, replaces_lost_pods=True)
 
 
 @dataclass(frozen=True)
@@ -73,18 +75,28 @@ class Case:
     end: End | None = None
     running_at: float | None = RUNNING_AT
     done: frozenset[PodKey] = frozenset()  # on record
+    replaced: frozenset[PodKey] = frozenset()  # lost ones that come
 
     @property
     def view(self) -> View:
-        running_at = self.running_at if self.state in {RUNNING, SHRINKING, GROWING, ENDING} else None
+        running_at = self.running_at if self.state in {RUNNING, SHRINKING, REPAIRING, GROWING, ENDING} else None
         attempt = Attempt("g", 3, self.state, 1, PLACEMENTS, ADMITTED_AT, running_at, self.end)
         if self.done:
             attempt = attempt.without(finished(attempt, self.done))
         if self.state is SHRINKING:
             attempt = attempt.shrinking(Shrink(why(Reason.RUNNING, pods=3), last(attempt.whole, {"worker": 1})))
         if self.state is GROWING:
-            attempt = replace(attempt, coming={"worker": 1}, growing_at=GROWING_AT)
-        places = {"n1": Place.GOOD, "n2": Place.GOOD, **self.places}
+            attempt = replace(attempt, coming=frozenset({("worker", 1)}), growing_at=GROWING_AT)
+        if self.replaced:
+            left = tuple(
+                p for p in PLACEMENTS if p.role == "worker" and NODES["worker", next(iter(self.replaced))[1]] == p.node
+            )
+            found = tuple(replace(p, node="n3", first=next(iter(self.replaced))[1]) for p in left)
+            attempt = replace(attempt, state=RUNNING).repairing(
+                Repair(self.replaced, left, found, REPLACING), GROWING_AT
+            )
+            attempt = replace(attempt, state=self.state, leaving=attempt.leaving if self.state is REPAIRING else None)
+        places = {"n1": Place.GOOD, "n2": Place.GOOD, "n3": Place.GOOD, **self.places}
         return View(self.workload, attempt, self.job, self.pods, places, self.now)
 
 
@@ -413,3 +425,126 @@ def test_a_refused_pod_ends_the_attempt(permanent: bool, want: End) -> None:  # 
 def test_back_off_doubles_up_to_its_longest() -> None:
     back_off = BackOff(first=10, longest=60)
     assert [back_off.until(100, times) for times in (1, 2, 3, 4, 5, 10_000)] == [110, 120, 140, 160, 160, 160]
+
+
+LOSSES = {
+    "a node is gone": (Case(RUNNING, UP, job=REPLACES, places={"n1": Place.GONE}), {("worker", 0)}, "Node n1 is gone."),
+    "a node is gone and its pod with it": (
+        Case(RUNNING, pods([KEYS[0], KEYS[2]]), job=REPLACES, places={"n1": Place.GONE}), {("worker", 0)}, "Node n1 is gone."
+    ),
+    "a pod is drained, and its neighbours leave the node too": (
+        Case(RUNNING, but(UP, "worker", 1, deleting=True, disrupted="drained"), job=REPLACES, places={"n2": Place.CLOSED}),
+        {("worker", 1), ("ps", 0)}, "Pod g-worker-1 was disrupted: drained",
+    ),
+    "a pod was removed from a good node": (
+        Case(RUNNING, pods(KEYS[1:]), job=REPLACES), {("ps", 0)}, "Pod ps-0 was removed by others."
+    ),
+    "a pod failed for its node's sake": (
+        Case(RUNNING, but(UP, "worker", 0, phase="Failed", disrupted="node shutdown"), job=REPLACES), {("worker", 0)},
+        "Pod g-worker-0 was disrupted: node shutdown",
+    ),
+    "a pod is being removed": (
+        Case(RUNNING, but(UP, "worker", 0, deleting=True), job=REPLACES), {("worker", 0)}, "Pod g-worker-0 was removed by others."
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "lost", "says"), LOSSES.values(), ids=LOSSES.keys())
+def test_a_gang_that_may_have_lost_pods_replaced_waits_for_that(case: Case, lost: set[PodKey], says: str) -> None:
+    found = loss(case.view)
+    assert found is not None
+    assert (found.pods, str(found.why)) == (frozenset(lost), says)
+    assert next_move(case.view) is None
+    for whole in (replace(case.view, irreparable=True), replace(case.view, job=JOB)):
+        move = next_move(whole)
+        assert move is not None
+        assert move.end is not None
+        assert str(move.end.why) == says
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(RUNNING, but(but(UP, "ps", 0, phase="Failed", exit_code=1), "worker", 1, phase="Failed", disrupted="drained"), job=REPLACES),
+        Case(RUNNING, pods([KEYS[0]]), job=REPLACES, done=DONE_0),
+        Case(RUNNING, UP, job=REPLACES, places={"n1": Place.GONE, "n2": Place.GONE}),
+        Case(RUNNING, UP, job=replace(REPLACES, generation=2), places={"n1": Place.GONE}),
+        Case(UNGATED, UP, job=REPLACES, places={"n1": Place.GONE}),
+        Case(GROWING, UP, job=REPLACES, places={"n1": Place.GONE}),
+    ],
+    ids=["a peer failed of it", "others are done", "none is left", "spec changed", "not all have started", "it grows"],
+)  # fmt: skip
+def test_it_goes_back_whole_all_the_same(case: Case) -> None:
+    assert loss(case.view) is None
+    move = next_move(case.view)
+    assert move is not None
+    assert move.end is not None
+    assert (move.end.outcome, move.end.charged) == (Outcome.REQUEUE, False)
+
+
+def test_a_pod_that_fails_by_itself_is_not_replaced() -> None:
+    move = next_move(Case(RUNNING, but(UP, "worker", 1, phase="Failed", exit_code=3), job=REPLACES).view)
+    assert move is not None
+    assert move.end is not None
+    assert move.end.charged
+
+
+FIRST = frozenset({("worker", 0)})
+ON_N3 = but(UP, "worker", 0, node="n3")
+
+
+def test_replacements_are_created_when_all_that_is_left_of_the_lost_pods_is_gone() -> None:
+    gone = {"n1": Place.GONE}
+    for left in (UP, but(UP, "worker", 0, deleting=True), but(UP, "worker", 0, phase="Failed", disrupted="drained")):
+        view = Case(REPAIRING, left, job=REPLACES, places=gone, replaced=FIRST).view
+        assert next_move(view) is None
+        assert [pod.name for pod in holding(view)] == ["g-worker-0"]
+    view = Case(REPAIRING, pods([KEYS[0], KEYS[2]]), job=REPLACES, places=gone, replaced=FIRST).view
+    assert next_move(view) == Move("g", 3, GROWING)
+    assert next_move(Case(GROWING, ON_N3, job=REPLACES, places=gone, replaced=FIRST).view) == Move("g", 3, RUNNING)
+    assert deadline(view.attempt, JOB) == GROWING_AT + 300
+
+
+@pytest.mark.parametrize(
+    ("case", "problem"),
+    [
+        (Case(REPAIRING, UP, now=GROWING_AT + 300), "they were not gone within 300 s"),
+        (Case(REPAIRING, UP, places={"n3": Place.CLOSED}), "node n3 was lost, it takes no new pods"),
+        (Case(GROWING, ON_N3, places={"n3": Place.GONE}), "node n3 was lost, it is gone"),
+        (Case(GROWING, but(ON_N3, "worker", 0, ready=False), now=GROWING_AT + 300), "they were not ready within 300 s"),
+        (Case(GROWING, but(ON_N3, "worker", 0, disrupted="drained")), "pod g-worker-0 was disrupted"),
+        (Case(GROWING, ON_N3, job=replace(REPLACES, generation=2)), "the spec was changed"),
+    ],
+    ids=["not gone", "place lost before", "place lost", "too late", "disrupted", "spec changed"],
+)
+def test_a_gang_whose_lost_pods_are_not_replaced_after_all_goes_back_whole(case: Case, problem: str) -> None:
+    job = case.job if case.job is not JOB else REPLACES
+    move = next_move(replace(case, job=job, replaced=FIRST).view)
+    assert move is not None
+    assert move.end is not None
+    assert (move.to, str(move.end.why)) == (ENDING, f"The lost pods could not be replaced: {problem}.")
+    assert (move.end.outcome, move.end.not_before, move.end.late) == (Outcome.REQUEUE, case.now + 10, True)
+
+
+def test_a_replacement_that_fails_by_itself_is_a_failure_of_the_gang() -> None:
+    move = next_move(
+        Case(GROWING, but(ON_N3, "worker", 0, phase="Failed", exit_code=3), job=REPLACES, replaced=FIRST).view
+    )
+    assert move is not None
+    assert move.end is not None
+    assert (str(move.end.why), move.end.charged) == ("Pod g-worker-0 failed with exit code 3.", True)
+
+
+def test_the_others_come_to_no_end_before_all_are_there_again() -> None:
+    rest = but(UP, "worker", 0, ready=False) | pods(KEYS[2:], phase="Succeeded", ready=False)
+    move = next_move(Case(GROWING, rest, job=REPLACES, replaced=FIRST).view)
+    assert move is not None
+    assert (move.end, move.done and move.done.pods) == (None, frozenset(KEYS[2:]))
+
+
+def test_an_elastic_gang_runs_on_without_replacements_of_its_last_pods() -> None:
+    elastic = replace(REPLACES, gang=gang("g", role("worker", 2, gpu=8, least=1), role("ps", 1, gpu=8)))
+    for index, to in ((0, ENDING), (1, SHRINKING)):
+        case = Case(GROWING, UP, job=elastic, replaced=frozenset({("worker", index)}))
+        assert not_grown(case.view, "no").to is to
+    assert loss(Case(RUNNING, UP, job=elastic, places={"n1": Place.GONE}).view) == Loss(FIRST, GONE_END.why)

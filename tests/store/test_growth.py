@@ -42,13 +42,17 @@ async def grow(scene: Scene, part: Portion) -> CycleResult:
 async def test_a_gang_grows_on_the_node_where_it_is_and_its_pods_keep_their_numbers(small: Scene) -> None:
     assert (await grow(small, more(2))).grown == ["e"]
     attempt = await small.attempt("e")
-    assert (attempt.state, attempt.coming, attempt.growing_at) == (AttemptState.GROWING, {"worker": 2}, 1500.0)
+    assert (attempt.state, attempt.coming, attempt.growing_at) == (
+        AttemptState.GROWING,
+        frozenset({("worker", 1), ("worker", 2)}),
+        1500.0,
+    )
     assert attempt.quota == {("a100", GPU): 3}
     assert await small.steps() == {"e": Step.GROW}
     assert await sums(small) == await quota_sums(small) == (3, 3, 0)
     assert await small.ledger.audit() == []
     assert await small.move("e", AttemptState.RUNNING) == [Move("e", 1, AttemptState.RUNNING)]
-    assert (await small.attempt("e")).coming == {}
+    assert (await small.attempt("e")).coming == frozenset()
 
     assert (await grow(small, more(2, "n2", 3))).grown == ["e"]
     await small.move("e", AttemptState.RUNNING)

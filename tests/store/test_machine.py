@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from queuectl.model.lifecycle import UNDER_WAY, AttemptState, Done, End, Move, Outcome, Shrink, WorkloadState
-from queuectl.model.plan import Admission, Eviction, Placement, Portion, Preempt
+from queuectl.model.plan import Admission, Eviction, Placement, Portion, Preempt, Repair
 from queuectl.model.policy import Cause, Quota
 from queuectl.model.reasons import Reason, why
 from queuectl.store import tables
@@ -24,7 +24,7 @@ UIDS = [f"w{i}" for i in range(6)]
 NODES = ["n1", "n2", "n3"]
 QUEUES = ["q1", "q2"]
 TOP = "top"  # the queue above them
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, GROWING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, REPAIRING, GROWING, ENDING, ENDED = AttemptState
 LIFE = [CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, ENDING, ENDED]
 PLACES = st.dictionaries(st.sampled_from(NODES), st.integers(1, 6), min_size=1)
 SHRUNK = why(
@@ -43,6 +43,7 @@ class Job:
     failures: int = 0
     held: dict[str, int] = field(default_factory=dict)  # node → GPUs
     leaving: dict[str, int] = field(default_factory=dict)  # given up, and held beside that
+    lost: dict[str, int] = field(default_factory=dict)  # likewise, but of no queue, for others are charged instead
     holds: bool = False
     promised: bool = False
     claimed_by: str = ""
@@ -101,7 +102,9 @@ class LedgerMachine(RuleBasedStateMachine):
             return of.get(node, 0) if node else sum(of.values())
 
         return (
-            sum(amount(job.held) + amount(job.leaving) for job in jobs if job.holds),
+            sum(
+                amount(job.held) + amount(job.leaving) + (amount(job.lost) if node else 0) for job in jobs if job.holds
+            ),
             sum(amount(job.held) for job in jobs if job.promised),
         )
 
@@ -125,7 +128,7 @@ class LedgerMachine(RuleBasedStateMachine):
         job = self.jobs.get(victim)
         if victim in overtaken and not part:
             return True
-        if job is None or not job.holds or job.claimed_by not in {"", *overtaken} or job.leaving:
+        if job is None or not job.holds or job.claimed_by not in {"", *overtaken} or job.leaving or job.lost:
             return False
         return not part or (job.at is RUNNING and all(n <= job.held.get(node, 0) for node, n in part.items()))
 
@@ -354,9 +357,10 @@ class LedgerMachine(RuleBasedStateMachine):
         """Bring an active attempt some arrows further."""
         active = [(uid, job, job.at) for uid, job in sorted(self.jobs.items()) if job.at is not None]
         uid, job, at = active[pick % len(active)]
-        here = LIFE.index(RUNNING) if at is SHRINKING else LIFE.index(at) + 1
+        here = LIFE.index(at) + 1 if at in LIFE else LIFE.index(RUNNING)
+        ahead = [*([GROWING] if at is REPAIRING else []), *LIFE[here:]]
         end = End(why(Reason.DELETED), outcome)
-        self._advance([Move(uid, job.attempt, to, end if to is ENDING else None) for to in LIFE[here : here + arrows]])
+        self._advance([Move(uid, job.attempt, to, end if to is ENDING else None) for to in ahead[:arrows]])
 
     @precondition(lambda self: any(job.at in UNDER_WAY for job in self.jobs.values()))
     @rule(
@@ -422,6 +426,29 @@ class LedgerMachine(RuleBasedStateMachine):
             done = self.run(self.scene.ledger.advance(self.scene.epoch, [move], now=self.now))
             assert bool(done) == ((job.at, job.promised, job.held, job.leaving) != before)
 
+    @precondition(lambda self: any(job.at is RUNNING for job in self.jobs.values()))
+    @rule(pick=st.integers(0, 5), to=st.sampled_from(NODES), less=st.integers(-1, 1), arrows=st.integers(0, 3))
+    def repair(self, pick: int, to: str, less: int, arrows: int) -> None:
+        """Have one that runs lose a node, get another one, and perhaps start there; now and then there is no room."""
+        running = [name for name, job in sorted(self.jobs.items()) if job.at is RUNNING]
+        uid = running[pick % len(running)]
+        job = self.jobs[uid]
+        node, gpus = min(job.held.items())
+        if to in job.held:
+            return
+        left, found = {node: gpus}, {to: gpus}
+        room = max(0, max(self.sums(node=to)) + gpus - max(0, less))
+        keys = frozenset(("r", index) for index in range(gpus))
+        given = Repair(keys, _part(left).placements, _part(found).placements, why(Reason.RUNNING, pods=1))
+        result = self.run(self.scene.cycle(nodes={to: {GPU: room}}, repairs={(uid, job.attempt): given}))
+        self.nodes[to] = room
+        assert (result.repaired, result.refused) == (([uid], []) if less <= 0 else ([], [uid]))
+        if less > 0:
+            return
+        job.held = {name: n for name, n in job.held.items() if name != node} | found
+        job.lost, job.at = left, REPAIRING
+        self._advance([Move(uid, job.attempt, at) for at in (GROWING, RUNNING, GROWING)[:arrows]])
+
     def _advance(self, moves: list[Move]) -> None:
         done = self.run(self.scene.ledger.advance(self.scene.epoch, moves, now=self.now))
         want = []
@@ -441,6 +468,8 @@ class LedgerMachine(RuleBasedStateMachine):
             want.append(move)
             if job.at is SHRINKING and move.to is RUNNING:
                 job.leaving, job.claimed_by = {}, ""
+            if job.at is REPAIRING and move.to is GROWING:
+                job.lost = {}
             job.at, job.end = move.to, move.end or job.end
             job.holds = job.holds or move.to is RESERVED
             if move.to is ENDED:
@@ -453,8 +482,8 @@ class LedgerMachine(RuleBasedStateMachine):
         return ours and len(done.pods) == sum(pods.values()) < sum(job.held.values())
 
     def ahead(self, at: AttemptState) -> set[AttemptState]:
-        if at is SHRINKING:
-            return {RUNNING, ENDING}
+        if at in {SHRINKING, REPAIRING, GROWING}:
+            return {GROWING if at is REPAIRING else RUNNING, ENDING}
         here = LIFE.index(at)
         return set(LIFE[here + 1 : here + 2]) | ({ENDING} if here < LIFE.index(ENDING) else set())
 
@@ -467,6 +496,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def ended(self, uid: str, job: Job) -> None:
         assert job.end is not None
         job.at, job.held, job.leaving, job.holds, job.promised, job.claimed_by = None, {}, {}, False, False, ""
+        job.lost = {}
         job.failures += job.end.charged
         again = job.end.outcome is Outcome.REQUEUE
         job.state = WorkloadState.QUEUED if again else WorkloadState.FINISHED
@@ -507,7 +537,8 @@ class LedgerMachine(RuleBasedStateMachine):
             job = self.jobs[a.uid]
             assert a.whole == _part(job.held)
             assert a.done == job.done
-            assert (a.leaving or Portion(())) == (_part(job.leaving) if job.leaving else Portion(()))
+            lost = Portion(_part(job.lost).placements)
+            assert (a.leaving or Portion(())) == (_part(job.leaving) if job.leaving else lost)
         for (node, _), (room, reserved, deficit) in self.run(self.scene.room(tables.node_room)).items():
             assert (room, reserved) == (self.nodes.get(node, 0), self.sums(node=node)[0])
             assert deficit == max(0, *(amount - room for amount in self.sums(node=node)))

@@ -609,8 +609,8 @@ def _is_ready(pod: Object) -> bool:
 
 
 def _is_starting(status: Object) -> bool:
-    """Tell whether a job starts, or grows by some pods."""
-    return status.get("phase") == "Starting" or status.get("reason") == Reason.GROWING.code
+    """Tell whether a job starts, or some of its pods do."""
+    return status.get("phase") == "Starting" or status.get("reason") in {Reason.GROWING.code, Reason.REPLACING.code}
 
 
 def _start(name: str, pods: Iterable[Object]) -> tuple[str, ...]:

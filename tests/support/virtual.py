@@ -108,4 +108,5 @@ def jobs(draw: st.DrawFn, name: str, *, ends: bool = False) -> dict[str, Any]:
         if ends and draw(st.booleans())
         else None,
         "preemptible": draw(st.sampled_from([None, None, None, False])),
+        "replaceLostPods": draw(st.sampled_from([None, True])),
     }
