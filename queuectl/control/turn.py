@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from queuectl.control.world import World
+from queuectl.core.checkpoint import leave
 from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import next_move
 from queuectl.core.nominate import clock
@@ -101,10 +102,10 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
     placed += [p for part in decided.growths.values() for p in part.placements]
     return Decided(
         plan=decided,
-        evictions=[_taken_back(uid, world.attempts[uid].number, back) for uid, back in decided.evictions],
+        evictions=[_taken_back(world, uid, back, now) for uid, back in decided.evictions],
         admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
         preemptions=[
-            (preempt, world.jobs[preempt.admission.uid].generation, _leaves(world, preempt))
+            (preempt, world.jobs[preempt.admission.uid].generation, _leaves(world, preempt, now))
             for preempt in decided.preemptions
         ],
         ancestors=world.holdings.ancestors({world.workloads[admission.uid].queue for admission in starting}),
@@ -148,21 +149,23 @@ def plan_again(world: World, decided: Plan, refused: Collection[str]) -> bool:
     return bool(refused) or bool(admissions and decided.waits)
 
 
-def _taken_back(uid: str, attempt: int, back: TakeBack) -> Move:
+def _taken_back(world: World, uid: str, back: TakeBack, now: float) -> Move:
+    attempt = world.attempts[uid]
     if back.part is None:
-        return Move(uid, attempt, AttemptState.ENDING, End(back.why, Outcome.REQUEUE))
-    return Move(uid, attempt, AttemptState.SHRINKING, shrink=Shrink(back.why, back.part))
+        end = leave(attempt, world.jobs.get(uid), back.why, now)
+        return Move(uid, attempt.number, end.first, end)
+    return Move(uid, attempt.number, AttemptState.SHRINKING, shrink=Shrink(back.why, back.part))
 
 
-def _leaves(world: World, preempt: Preempt) -> dict[str, Leave]:
+def _leaves(world: World, preempt: Preempt, now: float) -> dict[str, Leave]:
     winner = world.workloads[preempt.admission.uid]
     facts = {"job": f"{winner.namespace}/{winner.name}", "queue": winner.queue, "priority": winner.priority}
-    return {victim.uid: _leave(world, victim, facts) for victim in preempt.victims}
+    return {victim.uid: _leave(world, victim, facts, now) for victim in preempt.victims}
 
 
-def _leave(world: World, victim: Eviction, by: Mapping[str, object]) -> Leave:
+def _leave(world: World, victim: Eviction, by: Mapping[str, object], now: float) -> Leave:
     if victim.part is None:
-        return End(_preempted(victim, by), Outcome.REQUEUE)
+        return leave(world.attempts[victim.uid], world.jobs.get(victim.uid), _preempted(victim, by), now)
     before, gone = world.attempts[victim.uid].whole.pods, victim.part.pods
     pods = {"gone": gone, "before": before, "after": before - gone}
     return Shrink(why(Reason.SHRUNK, **pods, **by, cause=CAUSES[victim.cause]), victim.part)

@@ -1,15 +1,16 @@
 """The states of a workload and of its attempts, and the moves between them.
 
     workload   Queued ──admit──▶ Active ──▶ Queued (requeue) or Finished
-    attempt    Claimed ─▶ Reserved ─▶ Created ─▶ Ungated ─▶ Running ─▶ Ending ─▶ Ended
-                  │          │          │          │          ▲ ▼         ▲
-                  │          │          │          │        Shrinking     │
-                  │          │          │          │        Growing       │
-                  └──────────┴──────────┴──────────┴────────────┴─────────┘
+    attempt    Claimed ─▶ Reserved ─▶ Created ─▶ Ungated ─▶ Running ─▶ Checkpointing ─▶ Ending ─▶ Ended
+                  │          │          │          │          ▲ ▼                         ▲
+                  │          │          │          │        Shrinking                     │
+                  │          │          │          │        Growing                       │
+                  └──────────┴──────────┴──────────┴────────────┴─────────────────────────┘
 
 An attempt that preempts others begins Claimed and becomes Reserved when all of them are gone from its room; any other
 begins Reserved. A Running one is Shrinking while it gives up its elastic part, and Growing while it gets pods back that
-it lacks; those that do not start in time make it Shrinking. Each arrow is one Move, written by the ledger in one
+it lacks; those that do not start in time make it Shrinking. One that has to go for somebody else is Checkpointing while
+its pods are asked to save their work, if the job says how. Each arrow is one Move, written by the ledger in one
 transaction together with the step that carries it out; only the arrow to Growing is a plan's, as the first one is. A Move to where an attempt is already says
 that some of its pods are done while the others run on.
 """
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from queuectl.model.checkpoint import Ask, Checkpoint, Interruption
 from queuectl.model.plan import Placement, PodKey, Portion
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.resources import total
@@ -41,6 +43,7 @@ class AttemptState(StrEnum):
     RUNNING = "Running"  # every pod is ready
     SHRINKING = "Shrinking"  # the pods that it gives up are being removed, the others run on
     GROWING = "Growing"  # room is reserved for further pods, they are being created and started, the others run on
+    CHECKPOINTING = "Checkpointing"  # it has to go, and its pods are asked to save their work first
     ENDING = "Ending"  # pods are being removed; the room is still held
     ENDED = "Ended"  # the room is given back
 
@@ -52,6 +55,7 @@ class Step(StrEnum):
     UNGATE = "Ungate"
     SHRINK = "Shrink"
     GROW = "Grow"
+    ASK = "Ask"
     REMOVE = "Remove"
 
 
@@ -60,10 +64,13 @@ STEP_OF = {
     AttemptState.CREATED: Step.UNGATE,
     AttemptState.SHRINKING: Step.SHRINK,
     AttemptState.GROWING: Step.GROW,
+    AttemptState.CHECKPOINTING: Step.ASK,
     AttemptState.ENDING: Step.REMOVE,
 }
 # All pods have been ready, but those by which it grows.
 UP = frozenset({AttemptState.RUNNING, AttemptState.SHRINKING, AttemptState.GROWING})
+# It has been told to go, and holds its room yet.
+LEAVING = frozenset({AttemptState.CHECKPOINTING, AttemptState.ENDING})
 # Some of its pods may have succeeded, and no other pod stands in for them.
 UNDER_WAY = UP | {AttemptState.UNGATED}
 
@@ -88,6 +95,22 @@ class End:
     late: bool = False  # counts for the start back-off
     exit_code: int | None = None  # of the pod that decided it
     barred: int | None = None  # the job's generation with which it is not tried again
+    ask: Ask | None = None  # its pods are told to save their work before, or with SIGTERM
+
+    @property
+    def first(self) -> AttemptState:
+        """The state that it begins with."""
+        return AttemptState.CHECKPOINTING if self.ask and self.ask.pods else AttemptState.ENDING
+
+    def told(self, before: "End | None") -> Why:
+        """Return why, or what has come of the asking when that was told ``before`` already."""
+        again = before is not None and before.why.reason is self.why.reason
+        return self.ask.outcome if again and self.ask else self.why
+
+    @property
+    def disrupts(self) -> bool:
+        """Tell whether it comes to the gang from outside, by decision, and not by anything that the gang did."""
+        return self.why.reason in {Reason.PREEMPTED, Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +136,8 @@ class Done:
 class Move:
     """One arrow of an attempt's life.
 
-    ``end`` is given with all moves to ENDING, ``shrink`` with all to SHRINKING, ``done`` with one to no other state.
+    ``end`` is given with all moves to CHECKPOINTING and ENDING, ``shrink`` with all to SHRINKING, ``done`` with one to
+    no other state, ``interruption`` with those to ENDED that cost work.
     """
 
     uid: str
@@ -122,6 +146,7 @@ class Move:
     end: End | None = None
     shrink: Shrink | None = None
     done: Done | None = None
+    interruption: Interruption | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +171,7 @@ class Attempt:
     coming: Mapping[str, int] = field(default_factory=dict)  # role → its last pods, which the gang runs without yet
     growing_at: float | None = None  # Unix seconds: since when it grows, or last did
     done: frozenset[PodKey] = frozenset()  # pods that have succeeded, and hold nothing any more
+    ending_at: float | None = None  # Unix seconds: when its pods were told to go
 
     @property
     def whole(self) -> Portion:
@@ -165,7 +191,7 @@ class Attempt:
     @property
     def going(self) -> tuple[Placement, ...]:
         """Where pods are that have been told to go."""
-        if self.state is AttemptState.ENDING:
+        if self.state in LEAVING:
             return self.held
         return self.leaving.placements if self.leaving else ()
 
@@ -232,3 +258,5 @@ class Workload:
     requeued_at: float | None = None  # Unix seconds
     last_end: End | None = None
     finished_at: float | None = None
+    saved: Checkpoint | None = None  # the last that is known
+    lost: int = 0  # GPU-seconds, over all interruptions

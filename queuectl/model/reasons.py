@@ -87,7 +87,14 @@ class Reason(Enum):
     )
     GROWING = "The gang runs with {there} of {pods:pod}; the others are being started."
     GROWTH_FAILED = "Gave {gone:pod} back by which it was to grow: {problem}. The other {after} run on."
+    CHECKPOINTING = (
+        "Its pods save their work before it leaves: {answered} of {pods:pod} have, and by {until} it goes. {cause}"
+    )
     # given back
+    CHECKPOINTED = "All that were asked, {pods:pod}, saved their work within {seconds} s."
+    CHECKPOINT_MISSED = "Of {pods:pod} that were asked to save their work, {answered} did within {seconds} s."
+    ASK_FAILED = "Pod {pod} could not be asked to save its work: {problem}. It is asked again until {until}."
+    REPORT_UNREADABLE = "Pod {pod} reports a checkpoint that can't be read: {problem}."
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
     QUOTA_TAKEN_BACK = (
         "The quota no longer covers it: in queue {queue}, {used} {resource} in flavor {flavor} were in use, and"

@@ -24,7 +24,7 @@ UIDS = [f"w{i}" for i in range(6)]
 NODES = ["n1", "n2", "n3"]
 QUEUES = ["q1", "q2"]
 TOP = "top"  # the queue above them
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, GROWING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, GROWING, CHECKPOINTING, ENDING, ENDED = AttemptState
 LIFE = [CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, ENDING, ENDED]
 PLACES = st.dictionaries(st.sampled_from(NODES), st.integers(1, 6), min_size=1)
 SHRUNK = why(
