@@ -154,7 +154,7 @@ class Cluster:
         """Have pods that are asked save their work, as fast as their job does."""
         attempt, job, end = view.attempt, view.job, view.attempt.end
         seconds = self._forms[attempt.uid].saves
-        if job is None or end is None or end.ask is None or not isinstance(seconds, float):
+        if job is None or end is None or end.ask is None or seconds is None:
             return
         name, at = end.ask.id(attempt.number), end.ask.at + seconds
 

@@ -1,7 +1,7 @@
 """The form of a scenario: a cluster, what happens when, and what is wanted of it. docs/scenarios.md describes it."""
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, StrictBool, StrictStr, ValidationError, field_validator, model_validator
 
@@ -142,7 +142,7 @@ class JobForm(Asks):
     same_driver: StrictBool | None = None
     run: Seconds | None = None
     checkpoints: Annotated[Seconds, Field(gt=0)] | None = None
-    saves: Seconds | Literal["never"] | None = None
+    saves: Seconds | None = None
     save_grace: Annotated[Int32, Field(ge=1, le=86_400)] | None = None
     start_seconds: Seconds = 0.0
     grace: Seconds = 0.0
@@ -169,10 +169,6 @@ class JobForm(Asks):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.save_grace is not None and self.saves is None:
-            raise ValueError(
-                "saveGrace is of a job that is asked to save; add saves: in how many seconds it does, or never"
-            )
         if self.roles is not None:
             alone = Asks.model_fields.keys() & self.model_fields_set - {"topology"}
             if alone:
@@ -196,7 +192,7 @@ class JobForm(Asks):
         given = {"models": self.gpu_models, "homogeneous": self.homogeneous, "sameDriver": self.same_driver}
         if any(value is not None for value in given.values()):
             spec["gpu"] = {name: value for name, value in given.items() if value is not None}
-        if self.saves is not None:
+        if self.saves is not None or self.save_grace is not None:
             spec["checkpoint"] = {"signal": Signal.ANNOTATION.value, "graceSeconds": self.save_grace or 120}
         meta = {"name": name, "namespace": self.namespace, "annotations": {SUBMITTED_BY: self.user}}
         return {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": meta, "spec": spec}
