@@ -155,6 +155,8 @@ class Engine:
             "attempt moved", job=workload.name, namespace=workload.namespace, uid=move.uid, attempt=move.attempt,
             to=move.to.value, why=str(cause) if cause else None, done=len(move.done.pods) if move.done else None,
         )  # fmt: skip
+        if move.interruption is not None:
+            metrics.LOST.labels(move.interruption.cause).inc(move.interruption.lost.gpu_seconds)
         self._world.moved(move, now)
         self._reporter.moved(move, told)
         self.executor.offer(move.uid)
