@@ -22,7 +22,7 @@ from queuectl.model.lifecycle import Attempt, AttemptState
 from queuectl.model.plan import PodKey
 from queuectl.model.reasons import Reason, why
 
-TALKS = 256  # pods that are being asked at once; those of annotations and commands also wait for the API server
+TALKS = 1000  # pods that are being asked at once, each on a connection that it may keep until its work is saved
 
 log = structlog.get_logger()
 

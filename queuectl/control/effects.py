@@ -226,7 +226,10 @@ class Executor:
         end, grace = attempt.end, None
         if end is not None and end.disrupts:
             untold = [pod for pod in left if pod.node and not pod.disrupted and not pod.deleting]
-            await _all(self._writer.tell_disrupted(pod, str(end.why)) for pod in untold)
+            try:
+                await _all(self._writer.tell_disrupted(pod, str(end.why)) for pod in untold)
+            except ApiError as error:  # they have to go all the same
+                log.warning("disruption not told", uid=attempt.uid, attempt=attempt.number, error=error.message)
         if end is not None and end.ask is not None and not end.ask.pods:
             grace = max(1, math.ceil(end.ask.until - self._now()))
         everything = end is not None and end.outcome is Outcome.DELETED

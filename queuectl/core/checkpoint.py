@@ -27,7 +27,10 @@ def leave(attempt: Attempt, job: Job | None, cause: Why, now: float) -> End:
     """Return the end of an attempt that goes for somebody else. If it runs it is asked to save its work before."""
     if job is None or job.saving is None or attempt.state is not AttemptState.RUNNING:
         return End(cause, Outcome.REQUEUE)
-    pods = 0 if job.saving.signal is Signal.SIG_TERM else len(asked(attempt, job))
+    by_deletion = job.saving.signal is Signal.SIG_TERM
+    pods = 0 if by_deletion else len(asked(attempt, job))
+    if not pods and not by_deletion:
+        return End(cause, Outcome.REQUEUE)
     return End(cause, Outcome.REQUEUE, ask=Ask(now, now + job.saving.grace_seconds, pods))
 
 

@@ -32,7 +32,8 @@ class Asking:
 
     async def __aenter__(self) -> Self:
         """Open the client for pods' own servers. It knows no proxy, cookie or credential."""
-        self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        connector = aiohttp.TCPConnector(limit=0)  # the caller bounds how many are asked at once
+        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self
 
     async def __aexit__(

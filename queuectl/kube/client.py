@@ -34,6 +34,7 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
+CONNECTIONS = 1200  # at once; most are for commands in pods, which may take long
 REQUEST_SECONDS = 30.0  # one request, answer included
 CONNECT_SECONDS = 5.0
 READ_BYTES = 2**21  # of a stream read ahead
@@ -86,6 +87,7 @@ class KubeClient:
     ) -> None:
         """Make a client; ``open`` is the way to get one. ``headers`` go out with every request."""
         self._configuration = configuration
+        configuration.connection_pool_maxsize = CONNECTIONS
         self._tls = RESTClientObject(configuration)
         self._kubeconfig = kubeconfig
         self._context = context
