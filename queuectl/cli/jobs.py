@@ -255,6 +255,8 @@ def _facts(job: Object) -> Iterator[tuple[str, object]]:
         "Finished": _when(status.get("finishedAt")),
         "Ran": _between(status.get("startedAt"), status.get("finishedAt")),
         "Exit code": status.get("exitCode"),
+        "Checkpoint": _checkpoint(status.get("lastCheckpoint")),
+        "Lost so far": f"{status['lostSeconds']} GPU-seconds" if status.get("lostSeconds") else None,
         "GPU models": ", ".join((spec.get("gpu") or {}).get("models", ())),
         "Start deadline": duration(spec["startDeadlineSeconds"]),
         "Longest run": _seconds(spec.get("maxRunSeconds")),
@@ -276,6 +278,14 @@ def _between(start: str | None, end: str | None) -> str:
 
 def _seconds(value: int | None) -> str:
     return "" if value is None else duration(value)
+
+
+def _checkpoint(last: Mapping[str, Any] | None) -> str | None:
+    if last is None:
+        return None
+    step, path = (last.get(name) for name in ("step", "path"))
+    parts = [_when(last["time"]), f"attempt {last['attempt']}", None if step is None else f"step {step}", path]
+    return ", ".join(part for part in parts if part)
 
 
 def _role(role: Object) -> list[object]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from queuectl.cli import change, cluster, controller, jobs, local, quota
+from queuectl.cli import change, checkpoint, cluster, controller, jobs, local, quota
 from queuectl.cli.defrag import defrag
 from queuectl.cli.errors import report
 from queuectl.cli.options import text
@@ -94,6 +94,16 @@ app.command(
         " or is deleted meanwhile, and with 5 when the time is over. Of several jobs, the first that failed counts.",
     ),
 )(change.wait)
+app.command(
+    short_help="Have running jobs save their work now.",
+    help=text(
+        "Have running jobs save their work now; they run on.",
+        "queuectl checkpoint llm",
+        "queuectl checkpoint llm --wait",
+        more="A job says in spec.checkpoint how it is asked; one that is not running, or has no way to be asked while it"
+        " runs, is refused with exit code 4. With --wait it exits with 5 when no checkpoint was made in time.",
+    ),
+)(checkpoint.checkpoint)
 app.command(
     short_help="List queues.",
     help=text(

@@ -32,6 +32,7 @@ class PhaseName(StrEnum):
     PENDING = "Pending"
     STARTING = "Starting"
     RUNNING = "Running"
+    CHECKPOINTING = "Checkpointing"
     STOPPING = "Stopping"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"

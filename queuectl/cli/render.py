@@ -15,6 +15,7 @@ _STYLES = {
     "Pending": "yellow",
     "Starting": "cyan",
     "Running": "green",
+    "Checkpointing": "magenta",
     "Stopping": "magenta",
     "Succeeded": "dim",
     "Failed": "red",

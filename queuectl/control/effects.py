@@ -6,12 +6,14 @@ engine writes to the ledger. What is learnt on the way (a pod refused, a place l
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from queuectl.control import metrics
+from queuectl.control.asker import Asker
 from queuectl.control.report import Reporter
 from queuectl.control.world import World
 from queuectl.core.lifecycle import View, can_go, coming, holding, not_grown, refused
@@ -30,7 +32,7 @@ log = structlog.get_logger()
 
 # Answers that the same pod will get again however often it is sent.
 _PERMANENT = {400, 413, 422}
-_URGENCY = {Step.REMOVE: 0, Step.SHRINK: 0, Step.UNGATE: 1, Step.CREATE: 2, Step.GROW: 3}
+_URGENCY = {Step.ASK: 0, Step.REMOVE: 0, Step.SHRINK: 0, Step.UNGATE: 1, Step.CREATE: 2, Step.GROW: 3}
 
 
 class _SupersededError(Exception):
@@ -46,6 +48,7 @@ class Executor:
         world: World,
         writer: Writer,
         reporter: Reporter,
+        asker: Asker,
         done: Callable[[Move], None],
         created: Callable[[Pod], None],
         now: Callable[[], float],
@@ -54,6 +57,7 @@ class Executor:
         self._world = world
         self._writer = writer
         self._reporter = reporter
+        self._asker = asker
         self._done = done
         self._created = created
         self._now = now
@@ -105,7 +109,7 @@ class Executor:
     async def _carry_out(self, uid: str, number: int, state: AttemptState) -> None:
         steps = {
             Step.CREATE: self._create, Step.UNGATE: self._ungate, Step.SHRINK: self._shrink, Step.GROW: self._grow,
-            Step.REMOVE: self._remove,
+            Step.ASK: self._ask, Step.REMOVE: self._remove,
         }  # fmt: skip
         step = steps[STEP_OF[state]]
         async for attempt in AsyncRetrying(
@@ -145,7 +149,8 @@ class Executor:
         attempt = view.attempt
         if pods.priority_class_name(view.workload.priority) not in self._world.priorities:
             await self._writer.ensure_priority_class(view.workload.priority)
-        manifests = pods.manifests(job, attempt, view.workload.priority, self._world.flavors)
+        flavors, workload = self._world.flavors, view.workload
+        manifests = pods.manifests(job, attempt, workload.priority, flavors, workload.saved)
         there = self._world.pods.get((attempt.uid, attempt.number), {})  # as of now, not as of before the writes above
         missing = [manifests[key] for key in wanted if key not in there]
 
@@ -205,16 +210,30 @@ class Executor:
         left = [pod for pod in holding(view) if pod.node in lost or not pod.deleting]
         await _all(self._writer.remove_pod(pod, at_once=pod.node in lost) for pod in left)
 
+    async def _ask(self, view: View) -> None:
+        """Have pods asked to save their work; what they answer shows in time."""
+        if view.attempt.end is not None and view.attempt.end.ask is not None:
+            self._asker.ask(view.attempt, view.attempt.end.ask)
+
     async def _remove(self, view: View) -> None:
-        """Delete what still holds room; that it is gone shows in the watch."""
+        """Delete what still holds room, and say why before; that it is gone shows in the watch."""
         attempt = view.attempt
         left = holding(view)
         lost = [pod for pod in left if pod.node and view.places.get(pod.node) is Place.GONE]
         await _all(self._writer.remove_pod(pod, at_once=True) for pod in lost)
         if all(pod.deleting for pod in left):
             return
-        everything = attempt.end is not None and attempt.end.outcome is Outcome.DELETED
-        await self._writer.remove_pods(attempt, view.workload.namespace, ended_too=everything)
+        end, grace = attempt.end, None
+        if end is not None and end.disrupts:
+            untold = [pod for pod in left if pod.node and not pod.disrupted and not pod.deleting]
+            try:
+                await _all(self._writer.tell_disrupted(pod, str(end.why)) for pod in untold)
+            except ApiError as error:  # they have to go all the same
+                log.warning("disruption not told", uid=attempt.uid, attempt=attempt.number, error=error.message)
+        if end is not None and end.ask is not None and not end.ask.pods:
+            grace = max(1, math.ceil(end.ask.until - self._now()))
+        everything = end is not None and end.outcome is Outcome.DELETED
+        await self._writer.remove_pods(attempt, view.workload.namespace, ended_too=everything, grace_seconds=grace)
 
     @staticmethod
     def _end(view: View, end: End) -> Move:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from queuectl.control import metrics, status, turn
+from queuectl.control.asker import Asker
 from queuectl.control.effects import Executor
 from queuectl.control.report import Reporter
 from queuectl.control.world import World
 from queuectl.core.backlog import Waits
 from queuectl.kube.writes import Writer
-from queuectl.model.lifecycle import Attempt, AttemptState, Leave, Move, Shrink, WorkloadState
+from queuectl.model.lifecycle import LEAVING, Attempt, AttemptState, Leave, Move, Shrink, WorkloadState
 from queuectl.model.objects import MoveRequest, Pod
 from queuectl.model.plan import Preempt
 from queuectl.model.reasons import Why
@@ -47,8 +48,9 @@ class Engine:
         now: Callable[[], float],
     ) -> None:
         """Prepare; ``run`` starts the loop."""
+        self.asker = Asker(world=world, writer=writer, reporter=reporter, heard=self.wake, now=now)
         self.executor = Executor(
-            world=world, writer=writer, reporter=reporter, done=self.report, created=created, now=now
+            world=world, writer=writer, reporter=reporter, asker=self.asker, done=self.report, created=created, now=now
         )
         self._world = world
         self._ledger = ledger
@@ -93,6 +95,7 @@ class Engine:
     async def _round(self, now: float) -> None:
         if now - self._swept >= SWEEP_SECONDS:
             self._sweep(now)
+        await self._save(now)
         await self._move_on(now)
         wake_at = self._world.plan.wake_at
         if self._world.changes or self._plan_again or (wake_at is not None and wake_at <= now):
@@ -111,7 +114,18 @@ class Engine:
         self._world.touched |= self._world.overdue(now)
         for uid in self._world.attempts.keys() - self._reported.keys():  # a step just done is not done again
             self.executor.offer(uid)
+        self.asker.sweep(now)
         self._update_gauges()
+
+    async def _save(self, now: float) -> None:
+        """Take in the checkpoints that pods have reported."""
+        saves = self._world.take_saves(now)
+        await self._ledger.save(self._epoch, saves)
+        for uid, checkpoint in saves.items():
+            self._world.saved(uid, checkpoint)
+        unreadable, self._world.unreadable = self._world.unreadable, {}
+        for uid, cause in unreadable.items():
+            self._reporter.event(uid, cause, warning=True)
 
     async def _move_on(self, now: float) -> None:
         reported, self._reported = self._reported, {}
@@ -134,15 +148,18 @@ class Engine:
         attempt, workload = self._world.attempts[move.uid], self._world.workloads[move.uid]
         if move.to is AttemptState.RUNNING and attempt.running_at is None:
             metrics.READY_WAIT.labels(workload.queue).observe(max(0.0, now - attempt.admitted_at))
-        if move.end is not None:
-            metrics.ENDED.labels(move.end.why.code).inc()
-        cause = move.end or move.shrink
+        told = move.end.told(attempt.end) if move.end else None
+        if move.end is not None and told is move.end.why:
+            metrics.ENDED.labels(told.code).inc()
+        cause = told or (move.shrink.why if move.shrink else None)
         log.info(
             "attempt moved", job=workload.name, namespace=workload.namespace, uid=move.uid, attempt=move.attempt,
-            to=move.to.value, why=str(cause.why) if cause else None, done=len(move.done.pods) if move.done else None,
+            to=move.to.value, why=str(cause) if cause else None, done=len(move.done.pods) if move.done else None,
         )  # fmt: skip
+        if move.interruption is not None:
+            metrics.LOST.labels(move.interruption.cause).inc(move.interruption.lost.gpu_seconds)
         self._world.moved(move, now)
-        self._reporter.moved(move)
+        self._reporter.moved(move, told)
         self.executor.offer(move.uid)
         self.wake()  # a move may make the next one due
 
@@ -180,7 +197,7 @@ class Engine:
             metrics.ADMITTED.labels(workload.queue).inc()
             metrics.ADMISSION_WAIT.labels(workload.queue).observe(max(0.0, now - workload.submitted_at))
         for attempt, preempt, leaves in turn.claims(decided, result.claimed):
-            self._take_claim(attempt, preempt, leaves)
+            self._take_claim(attempt, preempt, leaves, now)
         for uid in result.grown:
             world.grows(uid, decided.plan.growths[uid], now)
             self._reporter.event(uid, status.reason(world.workloads[uid], world.attempts[uid], None, ()))
@@ -213,17 +230,17 @@ class Engine:
             for uid in bearers:
                 self._reporter.refused(uid, request, cause)
 
-    def _take_claim(self, attempt: Attempt, preempt: Preempt, leaves: Mapping[str, Leave]) -> None:
+    def _take_claim(self, attempt: Attempt, preempt: Preempt, leaves: Mapping[str, Leave], now: float) -> None:
         """Take in that the ledger has promised a preemptor its room, and have its victims go."""
         for victim, leave in leaves.items():
             if isinstance(leave, Shrink):
                 self._reporter.event(victim, leave.why, warning=True)
                 self._world.shrinks(victim, leave)
             else:
-                if self._world.attempts[victim].state is not AttemptState.ENDING:
+                if self._world.attempts[victim].state not in LEAVING:
                     self._reporter.event(victim, leave.why, warning=True)
                     metrics.ENDED.labels(leave.why.code).inc()
-                self._world.evicted(victim, leave)
+                self._world.evicted(victim, leave, now)
             self.executor.offer(victim)
         self._world.admitted(attempt)
         self._reporter.event(attempt.uid, preempt.why)

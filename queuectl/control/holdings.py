@@ -8,7 +8,7 @@ from queuectl.core.fleet import Fleet
 from queuectl.core.preemption import Running
 from queuectl.core.takeback import given_up
 from queuectl.core.tree import Tree
-from queuectl.model.lifecycle import Attempt, AttemptState, Outcome, Workload
+from queuectl.model.lifecycle import LEAVING, Attempt, AttemptState, Outcome, Workload
 from queuectl.model.objects import Queue
 from queuectl.model.plan import Placement, Portion, gpus_of
 from queuectl.model.policy import Amounts, Cell
@@ -222,7 +222,7 @@ class Holdings:
             admitted_at=attempt.admitted_at if first is None else first,
             usage=attempt.quota,
             placements=attempt.placements,
-            evicting=attempt.state in {AttemptState.ENDING, AttemptState.CLAIMED},
+            evicting=attempt.state in LEAVING | {AttemptState.CLAIMED},
             attempt=attempt.number,
             name=f"{workload.namespace}/{workload.name}",
             gpus=gpus,

@@ -152,7 +152,7 @@ class Manager:
             log.info("in sync", jobs=len(world.jobs), active=len(world.attempts), nodes=len(world.fleet.node_names()))
             engine.beat = time.monotonic()
             self.health.engine = engine
-            for service in (engine, engine.executor, reporter, Janitor(world, writer, time.time)):
+            for service in (engine, engine.executor, engine.asker, reporter, Janitor(world, writer, time.time)):
                 group.create_task(service.run())
 
     def _trusted(self) -> bool:

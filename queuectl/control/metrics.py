@@ -18,6 +18,7 @@ HISTORY = Gauge(
 WAIT_REASONS = Gauge("queuectl_pending_reasons", "Workloads that wait for a reason.", ["reason"])
 ADMITTED = Counter("queuectl_admitted_workloads", "Admissions.", ["queue"])
 ENDED = Counter("queuectl_ended_attempts", "Attempts that ended, by reason.", ["reason"])
+LOST = Counter("queuectl_lost_gpu_seconds", "GPU-seconds of work that interruptions cost, by reason.", ["reason"])
 ADMISSION_WAIT = Histogram(
     "queuectl_admission_wait_time_seconds", "Seconds from submission to admission.", ["queue"], buckets=_WAITS
 )

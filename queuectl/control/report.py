@@ -112,16 +112,17 @@ class Reporter:
             self._events.append(partial(self._writer.refuse_move, job, request, str(because)))
             self._event_wake.set()
 
-    def moved(self, move: Move) -> None:
-        """Record the event of a move that people care about."""
+    def moved(self, move: Move, told: Why | None = None) -> None:
+        """Record the event of a move that people care about. ``told``: what there is to say of one that ends it."""
         attempt = self._world.attempts.get(move.uid)
         workload = self._world.workloads.get(move.uid)
         if move.done is not None:
             return  # the status says it; a gang may have thousands of pods that end one by one
         if move.shrink is not None:
             self.event(move.uid, move.shrink.why, warning=True)
-        elif move.end is not None:
-            self.event(move.uid, move.end.why, warning=move.end.exit_code != 0)
+        elif move.end is not None and told is not None:
+            fine = move.end.exit_code == 0 or told.reason is Reason.CHECKPOINTED
+            self.event(move.uid, told, warning=not fine)
         elif workload is not None and move.to in {AttemptState.RESERVED, AttemptState.RUNNING}:
             self.event(move.uid, status.reason(workload, attempt, None, ()))
 
@@ -247,6 +248,7 @@ class Reporter:
             pods=self._world.pods.get((uid, workload.attempt), {}),
             wait=self._world.problem(uid) or plan.waits.get(uid) if workload.state is WorkloadState.QUEUED else None,
             leaving=self._world.leaving(attempt) if attempt else (),
+            answers=self._world.answers(attempt) if attempt else 0,
             position=plan.positions.get(uid),
             now=self._now(),
         )

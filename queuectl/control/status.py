@@ -5,7 +5,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from queuectl.core.lifecycle import members, ready
+from queuectl.core.nominate import clock
 from queuectl.core.tree import Node
+from queuectl.model.checkpoint import Ask, Checkpoint
 from queuectl.model.lifecycle import UP, Attempt, AttemptState, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Job, Pod, Queue
 from queuectl.model.plan import Eviction, PodKey, waiting_for
@@ -24,18 +26,25 @@ def phase(workload: Workload, attempt: Attempt | None) -> str:
     if attempt is None:
         return "Pending"
     words = {AttemptState.CLAIMED: "Pending", AttemptState.ENDING: "Stopping"} | dict.fromkeys(UP, "Running")
+    words[AttemptState.CHECKPOINTING] = "Checkpointing"
     return words.get(attempt.state, "Starting")
 
 
-def reason(workload: Workload, attempt: Attempt | None, wait: Why | None, leaving: Sequence[Eviction]) -> Why:
-    """Return why the workload is in its phase. ``leaving``: those whom its claim still waits for."""
+def reason(
+    workload: Workload, attempt: Attempt | None, wait: Why | None, leaving: Sequence[Eviction], answers: int = 0
+) -> Why:
+    """Return why the workload is in its phase.
+
+    ``leaving``: those whom its claim still waits for. ``answers``: how many of its pods have saved, of those asked.
+    """
     if attempt is None:
         end = workload.last_end
         finished = workload.state is WorkloadState.FINISHED and end is not None
         return end.why if finished and end is not None else wait or why(Reason.PENDING)
     leaves = attempt.end.why if attempt.end else attempt.shrunk if attempt.leaving else None
     if leaves is not None:
-        return leaves
+        ask = attempt.end.ask if attempt.end and attempt.state is AttemptState.CHECKPOINTING else None
+        return _asked(ask, answers, leaves) if ask else leaves
     pods = attempt.whole.pods + len(attempt.done)
     match attempt.state:
         case AttemptState.CLAIMED:
@@ -48,6 +57,10 @@ def reason(workload: Workload, attempt: Attempt | None, wait: Why | None, leavin
             return why(Reason.ADMITTED, pods=pods, nodes=len({placement.node for placement in attempt.placements}))
 
 
+def _asked(ask: Ask, answers: int, cause: Why) -> Why:
+    return why(Reason.CHECKPOINTING, answered=answers, pods=ask.pods, until=clock(ask.until), cause=str(cause))
+
+
 def desired(
     job: Job,
     workload: Workload,
@@ -56,11 +69,12 @@ def desired(
     pods: Mapping[PodKey, Pod],
     wait: Why | None,
     leaving: Sequence[Eviction],
+    answers: int = 0,
     position: int | None,
     now: float,
 ) -> Status:
     """Return the whole status; fields without a value are left out."""
-    cause = reason(workload, attempt, wait, leaving)
+    cause = reason(workload, attempt, wait, leaving, answers)
     end = attempt.end if attempt and attempt.end else workload.last_end
     running_at = attempt.running_at if attempt else None
     before = job.status
@@ -83,9 +97,16 @@ def desired(
         "startedAt": timestamp(running_at) if running_at else before.get("startedAt") if not attempt else None,
         "finishedAt": timestamp(workload.finished_at) if workload.finished_at else None,
         "exitCode": end.exit_code if workload.state is WorkloadState.FINISHED and end else None,
+        "lastCheckpoint": _checkpoint(workload.saved) if workload.saved else None,
+        "lostSeconds": workload.lost or None,
         "conditions": conditions(job, workload, attempt, cause, now),
     }
     return {key: value for key, value in status.items() if value is not None}
+
+
+def _checkpoint(saved: Checkpoint) -> Status:
+    told = {"time": timestamp(saved.at), "attempt": saved.attempt, "step": saved.step, "path": saved.path or None}
+    return {key: value for key, value in told.items() if value is not None}
 
 
 def _admitted_at(attempt: Attempt) -> str | None:
@@ -119,7 +140,7 @@ def uncertain(job: Job) -> Why:
 def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why, now: float) -> list[dict[str, Any]]:
     """Return the conditions of a job."""
     finished = workload.state is WorkloadState.FINISHED and phase(workload, attempt) != "Stopping"
-    running = attempt is not None and attempt.state in UP
+    running = attempt is not None and attempt.state in UP | {AttemptState.CHECKPOINTING}
     told = [
         ("QuotaReserved", attempt is not None and attempt.holds, cause),
         ("Admitted", attempt is not None and attempt.holds, cause),
@@ -130,6 +151,9 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
     if attempt is not None and attempt.shrunk is not None:
         told.append(("Shrunk", True, attempt.shrunk))
     end = attempt.end if attempt else workload.last_end
+    if end is not None and end.ask is not None and end.ask.pods:
+        asking = attempt is not None and attempt.state is AttemptState.CHECKPOINTING
+        told.append(("Checkpointing", asking, cause if asking else end.ask.outcome))
     if end is not None and end.outcome is Outcome.REQUEUE:
         told += [("Evicted", True, end.why), ("Requeued", attempt is None, end.why)]
     elif workload.attempt > 1:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from queuectl.control.world import World
+from queuectl.core.checkpoint import leave
 from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import loss, next_move
 from queuectl.core.moves import moved
@@ -106,7 +107,7 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
     placed += [p for repair in decided.repairs.values() for p in repair.found]
     return Decided(
         plan=decided,
-        evictions=[_taken_back(uid, world.attempts[uid].number, back) for uid, back in decided.evictions],
+        evictions=[_taken_back(world, uid, back, now) for uid, back in decided.evictions],
         admissions=[(admission, world.jobs[admission.uid].generation) for admission in decided.admissions],
         preemptions=[
             (preempt, world.jobs[preempt.admission.uid].generation, _leaves(world, preempt, now))
@@ -156,10 +157,12 @@ def plan_again(world: World, decided: Plan, refused: Collection[str]) -> bool:
     return bool(refused or left) or bool(admissions and decided.waits)
 
 
-def _taken_back(uid: str, attempt: int, back: TakeBack) -> Move:
+def _taken_back(world: World, uid: str, back: TakeBack, now: float) -> Move:
+    attempt = world.attempts[uid]
     if back.part is None:
-        return Move(uid, attempt, AttemptState.ENDING, End(back.why, Outcome.REQUEUE))
-    return Move(uid, attempt, AttemptState.SHRINKING, shrink=Shrink(back.why, back.part))
+        end = leave(attempt, world.jobs.get(uid), back.why, now)
+        return Move(uid, attempt.number, end.first, end)
+    return Move(uid, attempt.number, AttemptState.SHRINKING, shrink=Shrink(back.why, back.part))
 
 
 def _leaves(world: World, preempt: Preempt, now: float) -> dict[str, Leave]:
@@ -169,10 +172,15 @@ def _leaves(world: World, preempt: Preempt, now: float) -> dict[str, Leave]:
 
 
 def _leave(world: World, victim: Eviction, by: Mapping[str, object], now: float) -> Leave:
-    if victim.to:
-        return End(moved(victim, world.attempts[victim.uid].quota, now, **by, **_lost(victim)), Outcome.REQUEUE)
     if victim.part is None:
-        return End(why(Reason.PREEMPTED, **by, cause=CAUSES[victim.cause], **_lost(victim)), Outcome.REQUEUE)
+        facts = {**by, **_lost(victim)}
+        attempt = world.attempts[victim.uid]
+        cause = (
+            moved(victim, attempt.quota, now, **facts)
+            if victim.to
+            else why(Reason.PREEMPTED, **facts, cause=CAUSES[victim.cause])
+        )
+        return leave(attempt, world.jobs.get(victim.uid), cause, now)
     before, gone = world.attempts[victim.uid].whole.pods, victim.part.pods
     pods = {"gone": gone, "before": before, "after": before - gone}
     return Shrink(why(Reason.SHRUNK, **pods, **by, cause=CAUSES[victim.cause]), victim.part)

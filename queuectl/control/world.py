@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from queuectl.control.budgets import Budgets
 from queuectl.control.holdings import Holdings
 from queuectl.core.backlog import Backlog
+from queuectl.core.checkpoint import Reports, answered, saved
 from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
@@ -22,7 +23,19 @@ from queuectl.core.snapshot import Broken, Elastic, MoveOrder, Moving, Policy, S
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
 from queuectl.core.volumes import Volumes
-from queuectl.model.lifecycle import Attempt, AttemptState, Done, End, Move, Outcome, Shrink, Workload, WorkloadState
+from queuectl.model.checkpoint import Checkpoint, Report
+from queuectl.model.lifecycle import (
+    LEAVING,
+    Attempt,
+    AttemptState,
+    Done,
+    End,
+    Move,
+    Outcome,
+    Shrink,
+    Workload,
+    WorkloadState,
+)
 from queuectl.model.objects import (
     Budget,
     Constraints,
@@ -45,6 +58,7 @@ from queuectl.model.volumes import Claim, StorageClass, Volume
 from queuectl.model.work import Work
 
 AttemptKey = tuple[str, int]  # workload uid, number
+MAX_SAVES = 500  # that one round takes in; the rest is for the next
 MAX_LATE_STARTS = 3  # in a row, after which a job takes from nobody until it has run
 
 # Ends that follow from decisions alone, not from anything outside.
@@ -82,6 +96,9 @@ class World:
         self.attempts: dict[str, Attempt] = {}  # active ones, by workload uid
         self.pods: dict[AttemptKey, dict[PodKey, Pod]] = {}
         self._cleared: dict[AttemptKey, dict[PodKey, Pod]] = {}  # succeeded and removed before the ledger was told
+        self._reports: dict[AttemptKey, dict[PodKey, Report]] = {}  # of active attempts
+        self._saving: dict[str, None] = {}  # workloads whose pods have reported something new, the oldest first
+        self.unreadable: dict[str, Why] = {}  # workloads whose reports can't be read, which nobody has told yet
         self.plan = Plan()  # the latest, for waits and positions
         self.changes = Changes()
         self.touched: set[str] = set()  # workloads whose next move must be looked at
@@ -133,6 +150,7 @@ class World:
         """Take in a changed pod, ours or another's."""
         if new is not None and new.workload:
             self.pods.setdefault((new.workload, new.attempt), {})[new.role, new.index] = new
+            self._read(old, new)
         if old is not None and old.workload and (new is None or _identity(new) != _identity(old)):
             key = (old.workload, old.attempt)
             peers = self.pods.get(key, {})
@@ -299,6 +317,8 @@ class World:
         self._drop_room(attempt.uid)
         workload = self.workloads[attempt.uid]
         first = attempt.admitted_at if workload.first_admitted_at is None else workload.first_admitted_at
+        if workload.saved is not None and workload.saved.attempt == attempt.number:
+            attempt = replace(attempt, saved_at=workload.saved.at)
         self._keep(replace(workload, state=WorkloadState.ACTIVE, attempt=attempt.number, first_admitted_at=first))
         self.attempts[attempt.uid] = attempt
         self._count_held(attempt.uid)
@@ -314,6 +334,8 @@ class World:
             self._placed[attempt.uid] = self.jobs[attempt.uid].gang
             self.mix.add(self._placed[attempt.uid])
         self._recount(attempt)
+        for pod in self.pods.get((attempt.uid, attempt.number), {}).values():  # they may be older than this term
+            self._read(None, pod)
         self._ready_or_not(attempt.uid)
         self._stale.add(attempt.uid)
         self.touched.add(attempt.uid)
@@ -341,6 +363,7 @@ class World:
             shrunk=None if attempt.replaces and move.to is AttemptState.RUNNING else attempt.shrunk,
             coming=attempt.coming if move.to is AttemptState.GROWING else frozenset(),
             growing_at=now if move.to is AttemptState.GROWING else attempt.growing_at,
+            ending_at=now if move.to is AttemptState.ENDING else attempt.ending_at,
         )
         before, self.attempts[move.uid] = self.attempts[move.uid], attempt
         self.holdings.update(attempt)
@@ -355,17 +378,17 @@ class World:
         if move.to is AttemptState.RESERVED:
             self.changes.candidates = True  # nobody takes a claim, but a higher priority may take what has its room
         if move.to is AttemptState.ENDED:
-            self._ended(workload, attempt, now)
+            self._ended(workload, attempt, now, move.interruption.lost.gpu_seconds if move.interruption else 0)
         self.touched.add(move.uid)
         self.restated.add(move.uid)
 
-    def evicted(self, uid: str, end: End) -> None:
+    def evicted(self, uid: str, end: End, now: float) -> None:
         """Take in that the ledger has promised a workload's room to somebody and ends its attempt for it."""
         attempt = self.attempts[uid]
-        ending = attempt.state is AttemptState.ENDING
-        self.attempts[uid] = replace(
-            attempt, state=AttemptState.ENDING, end=attempt.end if ending else end, claimed=True
-        )
+        if attempt.state not in LEAVING:
+            ending_at = now if end.first is AttemptState.ENDING else None
+            attempt = replace(attempt, state=end.first, end=end, ending_at=ending_at)
+        self.attempts[uid] = replace(attempt, claimed=True)
         self.holdings.update(self.attempts[uid])
         self._keep_room(uid, end)
         self.touched.add(uid)
@@ -425,10 +448,27 @@ class World:
             self.losses[uid] = loss
             self.changes.candidates = True
 
-    def saved(self, uid: str, at: float) -> None:
-        """Take in that a running attempt has saved its work."""
-        self.attempts[uid] = replace(self.attempts[uid], saved_at=at)
+    def saved(self, uid: str, checkpoint: Checkpoint) -> None:
+        """Take in that the ledger knows of a new checkpoint of an active attempt."""
+        self._keep(replace(self.workloads[uid], saved=checkpoint))
+        self.attempts[uid] = replace(self.attempts[uid], saved_at=checkpoint.at)
         self.holdings.update(self.attempts[uid])
+        self.restated.add(uid)
+
+    def heard(self, key: AttemptKey, pod: PodKey, report: Report) -> None:
+        """Take in what a pod of an active attempt says that it has saved."""
+        if not self._active(key):
+            return
+        before = self._reports.setdefault(key, {}).get(pod)
+        known = self._reports[key][pod] = report.after(before)
+        if known != before:
+            self._saving.setdefault(key[0])
+            self.touched.add(key[0])
+            self.restated.add(key[0])
+
+    def reports(self, attempt: Attempt) -> Reports:
+        """Return what an attempt's pods say that they have saved."""
+        return self._reports.get((attempt.uid, attempt.number), {})
 
     def forget(self, uid: str) -> None:
         """Forget a workload that is over, its object gone or going."""
@@ -444,6 +484,26 @@ class World:
         """Return what the ledger has not been told, and take it as told."""
         taken, self.changes = self.changes, Changes()
         return taken
+
+    def answers(self, attempt: Attempt) -> int:
+        """Return how many of an attempt's pods have done what they were asked for when it was told to go."""
+        job, end = self.jobs.get(attempt.uid), attempt.end
+        if job is None or end is None or end.ask is None:
+            return 0
+        return len(answered(attempt, job, self._pods_of(attempt), self.reports(attempt), end.ask))
+
+    def take_saves(self, now: float) -> dict[str, Checkpoint]:
+        """Return the checkpoints that active attempts have made since the last time; of those that leave first."""
+        found: dict[str, Checkpoint] = {}
+        for uid in sorted(self._saving, key=lambda uid: uid not in self.attempts or not self.attempts[uid].going):
+            if len(found) == MAX_SAVES:
+                break
+            del self._saving[uid]
+            attempt, job = self.attempts.get(uid), self.jobs.get(uid)
+            checkpoint = saved(attempt, job, self.reports(attempt), now) if attempt and job else None
+            if checkpoint is not None and checkpoint.follows(self.workloads[uid].saved):
+                found[uid] = checkpoint
+        return found
 
     def submissions(self, uids: Iterable[str]) -> list[Workload]:
         """Return those workloads that the ledger does not know as they are, new ones with their place in time."""
@@ -555,6 +615,7 @@ class World:
             now=now,
             back_off=self._back_off,
             irreparable=uid in self._irreparable,
+            reports=self.reports(attempt),
         )
 
     def leaving(self, attempt: Attempt) -> list[Eviction]:
@@ -692,7 +753,16 @@ class World:
         pods, cleared = self.pods.get(key, {}), self._cleared.get(key)
         return {**cleared, **pods} if cleared and attempt.state is not AttemptState.ENDING else pods
 
-    def _ended(self, workload: Workload, attempt: Attempt, now: float) -> None:
+    def _read(self, old: Pod | None, pod: Pod) -> None:
+        """Take in what a pod of ours reports, where that is new."""
+        key = (pod.workload, pod.attempt)
+        if pod.report is not None and (old is None or old.report != pod.report):
+            self.heard(key, (pod.role, pod.index), pod.report)
+        if pod.report_problem and not (old and old.report_problem) and self._active(key):
+            cause = why(Reason.REPORT_UNREADABLE, pod=pod.name, problem=pod.report_problem)
+            self.unreadable.setdefault(pod.workload, cause)
+
+    def _ended(self, workload: Workload, attempt: Attempt, now: float, lost: int) -> None:
         end = attempt.end
         if end is None:
             raise ValueError(f"attempt {attempt.number} of {workload.uid} ended without an end")
@@ -708,12 +778,14 @@ class World:
                 requeued_at=now,
                 last_end=end,
                 finished_at=None if requeued else now,
+                lost=workload.lost + lost,
             )
         )
         del self.attempts[workload.uid]
         self._small.discard(workload.uid)
         self._count_held(workload.uid)
         self._cleared.pop((workload.uid, attempt.number), None)
+        self._reports.pop((workload.uid, attempt.number), None)
         if workload.uid in self._placed:
             self.mix.add(self._placed.pop(workload.uid), -1)
         self._stale.add(workload.uid)

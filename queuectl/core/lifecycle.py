@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from queuectl.core.checkpoint import answered, asked, interruption
 from queuectl.core.elastic import finished, keys, last, numbered, spare
+from queuectl.model.checkpoint import Report
 from queuectl.model.lifecycle import UNDER_WAY, UP, Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import PodKey
@@ -45,6 +47,7 @@ class View:
     kept: bool = True  # whether quotas still hold all that is promised to it and others
     back_off: BackOff = BackOff()
     irreparable: bool = False  # whether there is no place for the pods that it has lost
+    reports: Mapping[PodKey, Report] = field(default_factory=dict)  # what its pods say that they have saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,9 @@ def next_move(view: View) -> Move | None:
     if end is None and job is not None and (move := _growth_failed(view, job)):
         return move
     to = _onwards(view) if end is None else AttemptState.ENDING
+    if to is AttemptState.ENDED:
+        lost = interruption(attempt, view.workload.saved.step if view.workload.saved else None)
+        return Move(attempt.uid, attempt.number, to, interruption=lost)
     return _done(view) if to is None else Move(attempt.uid, attempt.number, to, end)
 
 
@@ -73,6 +79,8 @@ def deadline(attempt: Attempt, job: Job) -> float | None:
     """Return the Unix seconds at which a move falls due by time alone; None for never."""
     if attempt.state in _STARTING:
         return attempt.admitted_at + job.start_deadline_seconds
+    if attempt.state is AttemptState.CHECKPOINTING:
+        return attempt.end.ask.until if attempt.end and attempt.end.ask else attempt.admitted_at
     times = []
     if attempt.state in UP and job.max_run_seconds and attempt.running_at is not None:
         times.append(attempt.running_at + job.max_run_seconds)
@@ -130,9 +138,12 @@ def refused(view: View, pod: str, problem: str, *, permanent: bool) -> End:
 def _end(view: View, job: Job | None) -> End | None:
     if job is None or job.deleting:
         return End(why(Reason.DELETED), Outcome.DELETED)
+    if view.attempt.state is AttemptState.CHECKPOINTING:
+        return _succeeded(view, job) or _has_saved(view, job)
     return (
         _changed(view, job)
-        or _finished(view, job)
+        or _succeeded(view, job)
+        or _overran(view, job)
         or _pod_fault(view, job)
         or _place_lost(view)
         or _promise_lost(view)
@@ -174,14 +185,31 @@ def _changed(view: View, job: Job) -> End | None:
     return None
 
 
-def _finished(view: View, job: Job) -> End | None:
-    if view.attempt.state not in UNDER_WAY:
+def _has_saved(view: View, job: Job) -> End | None:
+    """Return the end that a gang was told, once all have answered; or can't any more, or not in time."""
+    end = view.attempt.end
+    if end is None or end.ask is None:
+        return end
+    answers = len(answered(view.attempt, job, view.pods, view.reports, end.ask))
+    missing = answers < len(asked(view.attempt, job)) and view.now < end.ask.until
+    if missing and _pod_fault(view, job) is None:
+        return None
+    over = min(view.now, end.ask.until)
+    return replace(end, ask=replace(end.ask, until=over, answered=min(answers, end.ask.pods)))
+
+
+def _succeeded(view: View, job: Job) -> End | None:
+    if view.attempt.state not in UNDER_WAY | {AttemptState.CHECKPOINTING}:
         return None
     roles = {role.name for role in job.gang.roles if role.must_succeed}
     needed = [view.pods.get(key) for key in _keys(view.attempt) if key[0] in roles]
     done = any(role in roles for role, _ in view.attempt.done)
     if not view.attempt.replaces and (needed or done) and all(pod and pod.phase == "Succeeded" for pod in needed):
         return End(why(Reason.SUCCEEDED), Outcome.SUCCEEDED, exit_code=0)
+    return None
+
+
+def _overran(view: View, job: Job) -> End | None:
     limit, since = job.max_run_seconds, view.attempt.running_at
     if limit and since is not None and view.now >= since + limit:
         return End(why(Reason.MAX_RUN_SECONDS_EXCEEDED, seconds=limit), Outcome.FAILED, exit_code=124)

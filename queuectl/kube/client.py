@@ -6,7 +6,7 @@ its own and rebuilds every object through slow model classes.
 
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -31,13 +31,17 @@ from queuectl.kube.library import (
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
+CONNECTIONS = 1200  # at once; most are for commands in pods, which may take long
 REQUEST_SECONDS = 30.0  # one request, answer included
 CONNECT_SECONDS = 5.0
 READ_BYTES = 2**21  # of a stream read ahead
+OUTPUT_BYTES = 4096  # of a command's output that are kept, the last ones
 QUIET_SECONDS = 150.0  # a watch without event or bookmark for so long is dead; bookmarks come each minute
 
+_STDOUT, _STATUS = 1, 3  # channels of an exec
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 # What the API server puts around what rules and policies of ours say, which name the field and the remedy.
 _AROUND = re.compile(
@@ -83,6 +87,7 @@ class KubeClient:
     ) -> None:
         """Make a client; ``open`` is the way to get one. ``headers`` go out with every request."""
         self._configuration = configuration
+        configuration.connection_pool_maxsize = CONNECTIONS
         self._tls = RESTClientObject(configuration)
         self._kubeconfig = kubeconfig
         self._context = context
@@ -164,6 +169,34 @@ class KubeClient:
             return answer
         raise AssertionError
 
+    async def execute(
+        self, path: str, command: Sequence[str], *, container: str = "", protocol: str = "v4.channel.k8s.io"
+    ) -> tuple[int, str]:
+        """Run a command in a container, by the ``exec`` of a pod; return its exit code and the end of its output.
+
+        There is no limit of time; cancelling it closes the connection. Raises as ``request`` does.
+        """
+        params = [("stdout", "true"), ("stderr", "true"), *(("command", part) for part in command)]
+        params += [("container", container)] if container else []
+        output, status = b"", b""
+        try:
+            async with self._session.ws_connect(
+                self._host + path, params=params, headers=await self._headers(JSON), protocols=(protocol,)
+            ) as socket:
+                async for message in socket:
+                    if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+                        continue
+                    if message.data[0] == _STDOUT:
+                        output = (output + message.data[1:])[-OUTPUT_BYTES:]
+                    elif message.data[0] == _STATUS:
+                        status = (status + message.data[1:])[-OUTPUT_BYTES:]
+        except aiohttp.WSServerHandshakeError as error:
+            raise_for_status(error.status, error.message.encode())
+            raise ApiUnreachableError(f"{self._host}: {error.message}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiUnreachableError(f"{self._host}: {error or type(error).__name__}") from error
+        return _exit_code(status), output.decode(errors="replace")
+
     @asynccontextmanager
     async def stream(self, path: str, *, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a watch; the value is an iterator of its lines, of any length.
@@ -188,6 +221,21 @@ class KubeClient:
 
     async def _renew(self) -> None:
         self._configuration = await _load(self._kubeconfig, self._context)
+
+
+def _exit_code(status: bytes) -> int:
+    """Return the exit code that the last message of an ``exec`` tells. Raises ApiUnreachableError when it was lost."""
+    try:
+        told = _decode(status)
+        if told["status"] == "Success":
+            return 0
+        causes = (told.get("details") or {}).get("causes") or ()
+        code = next((cause["message"] for cause in causes if cause.get("reason") == "ExitCode"), None)
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise ApiUnreachableError("the connection ended before the command did") from error
+    if code is None:
+        raise ApiError(500, told.get("reason") or "", told.get("message") or "the command was not run")
+    return int(code)
 
 
 async def _load(kubeconfig: str | None, context: str | None) -> Configuration:

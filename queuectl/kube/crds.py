@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictStr, model_validator
 
 from queuectl.kube.fields import (
+    FilePath,
     LevelName,
     Name,
     QualifiedName,
@@ -20,6 +21,7 @@ from queuectl.kube.fields import (
     ResourceName,
     RoleName,
     Slice,
+    UrlPath,
     Weight,
     check_whole,
     rule,
@@ -39,6 +41,7 @@ from queuectl.kube.parts import (
     Text,
     list_map,
 )
+from queuectl.model.checkpoint import ANSWERS, Answer, Signal
 from queuectl.model.objects import NODE_LEVEL, QueueOrder
 from queuectl.model.policy import OverQuota, Prefer, Reclaim, Stop, StopPolicy, VictimChoice, Within
 
@@ -66,6 +69,7 @@ class Phase(StrEnum):
     PENDING = "Pending"
     STARTING = "Starting"
     RUNNING = "Running"
+    CHECKPOINTING = "Checkpointing"
     STOPPING = "Stopping"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -79,6 +83,7 @@ class ConditionType(StrEnum):
     PODS_READY = "PodsReady"
     PLACE_UNCERTAIN = "PlaceUncertain"
     SHRUNK = "Shrunk"
+    CHECKPOINTING = "Checkpointing"
     EVICTED = "Evicted"
     REQUEUED = "Requeued"
     PREEMPTED = "Preempted"
@@ -249,6 +254,122 @@ class Gpu(Part):
     )
 
 
+_NO_INTERVAL = "with signal SigTerm nobody is asked while the job runs; remove intervalSeconds or choose another signal"
+
+
+class HttpAsk(Part):
+    """Where a pod is asked by HTTP."""
+
+    port: Int32 = Field(ge=1, le=65_535, description="The port on which the pod listens.")
+    path: UrlPath = Field("/checkpoint", description="The request is a POST of the ask as JSON; 200 is the answer.")
+
+
+class ExecAsk(Part):
+    """The command by which a pod is asked."""
+
+    container: RoleName | None = Field(
+        None, description="The container in which it runs; the pod's first one when absent."
+    )
+    command: list[Annotated[StrictStr, Field(max_length=1024)]] = Field(
+        min_length=1,
+        max_length=32,
+        description="The command and its arguments; it saves and exits with 0. QUEUECTL_ASK_ID and"
+        " QUEUECTL_ASK_DEADLINE are in its environment.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+
+
+# What stands for a field that is left out: the signal's first answer.
+_POSSIBLE = ", ".join(f"'{signal}': {[answer.value for answer in answers]}" for signal, answers in ANSWERS.items())
+_POSSIBLE = f"{{{_POSSIBLE}}}[self.signal]"
+_ANSWER = f"(has(self.answer) ? self.answer : {_POSSIBLE}[0])"
+
+
+def _only_with(field: str, where: str) -> str:
+    return f"{field} goes with {where} and with nothing else; give both or neither"
+
+
+_ONLY_WITH = {
+    "http": (_only_with("http", "signal HTTP"), "self.signal == 'HTTP'"),
+    "exec": (_only_with("exec", "signal Exec"), "self.signal == 'Exec'"),
+    "file": (_only_with("file", "answer File"), f"{_ANSWER} == 'File'"),
+}
+
+
+class CheckpointRules(Part):
+    """How the job saves its work: how its pods are asked to, before others get its room and in between."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                f"!has(self.answer) || self.answer in {_POSSIBLE}",
+                says="'answer %s is not possible with signal %s; give one of %s, or leave it out'"
+                f".format([self.answer, self.signal, {_POSSIBLE}.join(', ')])",
+                field=".answer",
+            ),
+            *(
+                rule(f"has(self.{name}) == ({where})", problem, field=f".{name}")
+                for name, (problem, where) in _ONLY_WITH.items()
+            ),
+            rule("!has(self.intervalSeconds) || self.signal != 'SigTerm'", _NO_INTERVAL, field=".intervalSeconds"),
+        )
+    )
+
+    signal: Signal = Field(
+        Signal.SIG_TERM,
+        description="How a pod is asked: by an annotation that it sees through the downward API, by HTTP, by a command,"
+        " or by SIGTERM, when it is deleted.",
+    )
+    answer: Answer | None = Field(
+        None,
+        description="How it says that it has saved: by its exit or that of the command, by an annotation, by its reply,"
+        " or by the time of a file. What goes with the signal when absent.",
+    )
+    grace_seconds: Int32 = Field(
+        120, ge=1, le=86_400, description="Seconds from the ask in which it may save; then it is stopped anyway."
+    )
+    interval_seconds: Int32 | None = Field(
+        None,
+        ge=1,
+        le=MAX_SECONDS,
+        description="Seconds after the last checkpoint, or ask, at which it is asked again while it runs; never when"
+        " absent.",
+    )
+    role: RoleName | None = Field(
+        None, description="The role whose pods are asked; those of all roles with mustSucceed when absent."
+    )
+    path: FilePath | None = Field(
+        None, description="The folder of its checkpoints, as its containers see it; they get QUEUECTL_CHECKPOINT_DIR."
+    )
+    http: HttpAsk | None = Field(None, description="With signal HTTP: where the pod is asked.")
+    exec: ExecAsk | None = Field(None, description="With signal Exec: the command by which it is asked.")
+    file: FilePath | None = Field(
+        None,
+        description="With answer File: a file whose time of modification, at or after the ask, is the answer; it is"
+        " looked at with stat in the container of exec, or the first.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        possible = ANSWERS[self.signal]
+        if self.answer is not None and self.answer not in possible:
+            raise ValueError(
+                f"answer {self.answer} is not possible with signal {self.signal}; give one of {', '.join(possible)},"
+                " or leave it out"
+            )
+        wanted = {
+            "http": self.signal is Signal.HTTP,
+            "exec": self.signal is Signal.EXEC,
+            "file": (self.answer or possible[0]) is Answer.FILE,
+        }
+        for name, (problem, _) in _ONLY_WITH.items():
+            if (getattr(self, name) is not None) != wanted[name]:
+                raise ValueError(problem)
+        if self.interval_seconds is not None and self.signal is Signal.SIG_TERM:
+            raise ValueError(_NO_INTERVAL)
+        return self
+
+
 _ONE_PRIORITY = "priority and priorityClassName exclude each other; keep one of them"
 _NO_QUEUE = (
     "queue is missing and the namespace has no default; name a Queue, or have an admin annotate the namespace with"
@@ -256,6 +377,7 @@ _NO_QUEUE = (
 )
 _NO_WAIT = "no role has mustSucceed: true, so the job would be over at once; set it for at least one role"
 _UNKNOWN_ROLE = "replicas of an alternative name a role that the job does not have; use names of spec.roles"
+_NO_SUCH_ROLE = "checkpoint.role names a role that the job does not have; use a name of spec.roles"
 _NO_GPU = "gpu is given, but no container requests a GPU; add a request such as nvidia.com/gpu: 1, or remove gpu"
 
 
@@ -274,6 +396,11 @@ class TrainingJobSpec(Part):
                 field=".gpu.alternatives",
             ),
             rule(f"!has(self.gpu) || self.roles.exists(r, {_asks_gpu('r.template')})", _NO_GPU),
+            rule(
+                "!has(self.checkpoint) || !has(self.checkpoint.role) || self.roles.exists(r, r.name == self.checkpoint.role)",
+                _NO_SUCH_ROLE,
+                field=".checkpoint",
+            ),
         )
     )
 
@@ -314,6 +441,9 @@ class TrainingJobSpec(Part):
     topology: GangTopology | None = Field(
         None,
         description="How close the pods of all roles have to be to each other; those with GPUs, where some have none.",
+    )
+    checkpoint: CheckpointRules | None = Field(
+        None, description="How the job saves its work when it is asked to; it is never asked when absent."
     )
     start_deadline_seconds: Int32 = Field(
         300,
@@ -357,6 +487,8 @@ class TrainingJobSpec(Part):
             raise ValueError(f"the replicas of all roles add up to {pods}; at most {MAX_PODS} pods make a gang")
         if self.gpu is not None and not self.asks_gpu():
             raise ValueError(_NO_GPU)
+        if self.checkpoint is not None and self.checkpoint.role not in {None, *names}:
+            raise ValueError(_NO_SUCH_ROLE)
         if any(
             name not in names for other in (self.gpu and self.gpu.alternatives) or () for name in other.replicas or ()
         ):
@@ -375,6 +507,15 @@ class RoleAssignment(Part):
     flavor: Text = Field(description="The ResourceFlavor whose quota is used.")
     node: Text = Field(description="The node.")
     pods: Int32 = Field(ge=0, description="How many pods of the role are there.")
+
+
+class LastCheckpoint(Part):
+    """The last checkpoint that is known."""
+
+    time: datetime = Field(description="When it was made.")
+    attempt: Int32 = Field(ge=1, description="The attempt that made it.")
+    step: Int64 | None = Field(None, description="The step of the training that it holds.")
+    path: Annotated[StrictStr, Field(max_length=2048)] | None = Field(None, description="Where it is.")
 
 
 class TrainingJobStatus(Part):
@@ -401,6 +542,12 @@ class TrainingJobStatus(Part):
     started_at: datetime | None = Field(None, description="When all pods of the latest attempt were ready.")
     finished_at: datetime | None = Field(None, description="When the job ended.")
     exit_code: Int32 | None = Field(None, description="Exit code of the pod that decided the end.")
+    last_checkpoint: LastCheckpoint | None = Field(
+        None, description="The last checkpoint that the job's pods have reported, in this attempt or before."
+    )
+    lost_seconds: Int64 | None = Field(
+        None, ge=0, description="GPUs times seconds of work that was done and lost by interruptions so far."
+    )
 
 
 class TrainingJob(Part):

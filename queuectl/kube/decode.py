@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from queuectl.kube import moves
+from queuectl.kube import moves, reports
 from queuectl.kube.alone import alone, unpromised
 from queuectl.kube.informer import Item
 from queuectl.kube.names import (
+    ASK,
     ATTEMPT_LABEL,
     CHANGE_WHY,
     CHANGED_BY,
@@ -20,13 +21,16 @@ from queuectl.kube.names import (
     JOB_LABEL,
     PREEMPTIBLE,
     QUEUE_LABEL,
+    REPORT,
     ROLE_LABEL,
+    SAVE_ASKED,
     SUBMITTED_BY,
     WORKLOAD_LABEL,
 )
 from queuectl.kube.selectors import node_terms, selector
 from queuectl.kube.volumes import uses
 from queuectl.model import gpus
+from queuectl.model.checkpoint import ANSWERS, Answer, Report, Saving, Signal
 from queuectl.model.objects import (
     Alternative,
     Budget,
@@ -155,6 +159,7 @@ class _PodSpec(msgspec.Struct, rename="camel"):
 
 class _Terminated(msgspec.Struct, rename="camel"):
     exit_code: int = 0
+    message: str = ""
 
 
 class _ContainerState(msgspec.Struct):
@@ -167,6 +172,7 @@ class _ContainerStatus(msgspec.Struct):
 
 class _PodStatus(msgspec.Struct, rename="camel"):
     phase: str = "Pending"
+    pod_ip: str = msgspec.field(default="", name="podIP")
     conditions: list[_Condition] = []
     container_statuses: list[_ContainerStatus] = []
     init_container_statuses: list[_ContainerStatus] = []
@@ -187,6 +193,7 @@ def pod(raw: Bytes) -> Item[Pod]:
     meta, labels = seen.metadata, seen.metadata.labels
     conditions = {c.type: c for c in seen.status.conditions if c.status == "True"}
     disrupted = conditions.get("DisruptionTarget")
+    report, problem = _report(seen) if WORKLOAD_LABEL in labels else (None, "")
     counts = seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"}
     value = Pod(
         uid=meta.uid,
@@ -205,8 +212,28 @@ def pod(raw: Bytes) -> Item[Pod]:
         role=labels.get(ROLE_LABEL, ""),
         index=_number(labels.get(INDEX_LABEL)),
         requests=_requests(seen.spec, meta) if counts else (),
+        ip=seen.status.pod_ip,
+        container=seen.spec.containers[0]["name"] if seen.spec.containers else "",
+        ask=meta.annotations.get(ASK, ""),
+        report=report,
+        report_problem=problem,
     )
     return Item(meta.key, meta.resource_version, value)
+
+
+def _report(pod: _Pod) -> tuple[Report | None, str]:
+    """Return what a pod says that it has saved, or what is wrong with that: by annotation, and with its last words."""
+    ends = (c.state.terminated for c in pod.status.container_statuses)
+    texts = [line for end in ends if end for line in reports.lines(end.message)]
+    if annotation := pod.metadata.annotations.get(REPORT):
+        texts.insert(0, annotation)
+    found, problem = None, ""
+    for text in texts:
+        try:
+            found = reports.read(text).after(found)
+        except ValueError as error:
+            problem = str(error)
+    return found, problem
 
 
 def _requests(spec: _PodSpec, meta: _Meta) -> tuple[tuple[str, int], ...]:
@@ -468,8 +495,37 @@ def job(raw: Bytes) -> Item[Job]:
         volumes=volumes,
         move=moves.read(meta.annotations),
         problem=problem,
+        saving=_saving(spec["checkpoint"]) if spec.get("checkpoint") else None,
+        save_asked_at=_time(meta.annotations.get(SAVE_ASKED)),
     )
     return Item(meta.uid, meta.resource_version, value)
+
+
+def _saving(given: Mapping[str, Any]) -> Saving:
+    signal = Signal(given.get("signal") or Signal.SIG_TERM)
+    http, command = given.get("http") or {}, given.get("exec") or {}
+    return Saving(
+        signal=signal,
+        answer=Answer(given.get("answer") or ANSWERS[signal][0]),
+        grace_seconds=given.get("graceSeconds") or 120,
+        interval_seconds=given.get("intervalSeconds"),
+        role=given.get("role") or "",
+        path=given.get("path") or "",
+        port=http.get("port") or 0,
+        url_path=http.get("path") or "/checkpoint",
+        container=command.get("container") or "",
+        command=tuple(command.get("command") or ()),
+        file=given.get("file") or "",
+    )
+
+
+def _time(text: str | None) -> float | None:
+    """Return Unix seconds; None for what is no time, which asks for nothing."""
+    try:
+        at = datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
+    return at.timestamp() if at and at.tzinfo else None
 
 
 def _labels(role: Mapping[str, Any], spec: Mapping[str, Any], meta: _Meta) -> dict[str, str]:

@@ -114,6 +114,8 @@ Slice = Annotated[
         32,
     ),
 ]
+FilePath = Annotated[str, Matching("^/.*$", "is not a path; write it from the root on, such as /checkpoints", 1024)]
+UrlPath = Annotated[str, Matching("^/[!-~]*$", "is not the path of a URL; write it as /checkpoint", 256)]
 RoleName = Annotated[str, Matching(LABEL_PATTERN, _LABEL_REMEDY, 30)]
 Name = Annotated[
     str, Matching(SUBDOMAIN_PATTERN, "is not a name; use lower-case letters, digits, - and ., such as team-a", 253)

@@ -32,6 +32,7 @@ RESOURCES = (
             Column("Reason", ".status.reason"),
             Column("Age", ".metadata.creationTimestamp", "date"),
             Column("Attempt", ".status.attempt", "integer", wide=True),
+            Column("Checkpoint", ".status.lastCheckpoint.time", "date", wide=True),
             Column("Message", ".status.message", wide=True),
         ),
     ),

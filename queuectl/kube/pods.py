@@ -8,6 +8,7 @@ from queuectl.core.elastic import numbered
 from queuectl.kube.client import ApiError
 from queuectl.kube.names import (
     API_VERSION,
+    ASK,
     ATTEMPT_LABEL,
     GATE,
     INDEX_LABEL,
@@ -17,11 +18,15 @@ from queuectl.kube.names import (
     WORKLOAD_LABEL,
     pod_name,
 )
+from queuectl.model.checkpoint import Checkpoint, Signal
 from queuectl.model.lifecycle import Attempt
 from queuectl.model.objects import Flavor, Job, Toleration
 from queuectl.model.plan import PodKey
 
 Manifest = dict[str, Any]
+
+_ASK_VOLUME = "queuectl-ask"
+_ASK_FOLDER = "/etc/queuectl"
 
 
 def priority_class_name(priority: int) -> str:
@@ -63,8 +68,10 @@ def labels(job: Job, attempt: Attempt, role: str) -> dict[str, str]:
     }
 
 
-def manifests(job: Job, attempt: Attempt, priority: int, flavors: Mapping[str, Flavor]) -> dict[PodKey, Manifest]:
-    """Return the gang's pods by role and index, gated."""
+def manifests(
+    job: Job, attempt: Attempt, priority: int, flavors: Mapping[str, Flavor], saved: Checkpoint | None = None
+) -> dict[PodKey, Manifest]:
+    """Return the gang's pods by role and index, gated. ``saved``: the checkpoint that they may go on from."""
     result: dict[PodKey, Manifest] = {}
     places = nodes_of(attempt)
     roles = list(job.templates)
@@ -97,7 +104,7 @@ def manifests(job: Job, attempt: Attempt, priority: int, flavors: Mapping[str, F
             "spec": {
                 "restartPolicy": "Never",
                 **{key: value for key, value in spec.items() if key not in {"priority", "preemptionPolicy"}},
-                **_told(job, attempt, (role, index), ranks),
+                **_told(job, attempt, (role, index), ranks, saved),
                 "priorityClassName": priority_class_name(priority),
                 "schedulingGates": [*(spec.get("schedulingGates") or ()), {"name": GATE}],
                 "tolerations": [*(spec.get("tolerations") or ()), *tolerations],
@@ -106,7 +113,7 @@ def manifests(job: Job, attempt: Attempt, priority: int, flavors: Mapping[str, F
     return result
 
 
-def _told(job: Job, attempt: Attempt, key: PodKey, ranks: Mapping[PodKey, int]) -> Manifest:
+def _told(job: Job, attempt: Attempt, key: PodKey, ranks: Mapping[PodKey, int], saved: Checkpoint | None) -> Manifest:
     """Return the parts of a pod's spec by which it learns which one it is; what the template says itself stays."""
     spec = job.templates[key[0]]["spec"]
     name, subdomain = pod_name(job.gang.name, key[0], attempt.number, key[1]), spec.get("subdomain")
@@ -117,14 +124,37 @@ def _told(job: Job, attempt: Attempt, key: PodKey, ranks: Mapping[PodKey, int]) 
         "QUEUECTL_RANK": str(ranks[key]),
         "QUEUECTL_WORLD_SIZE": str(len(ranks)),
         "QUEUECTL_ATTEMPT": str(attempt.number),
+        "QUEUECTL_POD": name,
+        **_resumes(job, saved),
     }
     if subdomain:  # the user's headless Service; without one there is no name by which a pod could be found
         env["QUEUECTL_MASTER_ADDR"] = f"{pod_name(job.gang.name, first[0], attempt.number, first[1])}.{subdomain}"
     told: Manifest = {"hostname": name} if subdomain and "hostname" not in spec else {}
+    more: Manifest = {}
+    if job.saving is not None and job.saving.signal is Signal.ANNOTATION:
+        field = {"fieldPath": f"metadata.annotations['{ASK}']"}
+        volume = {"name": _ASK_VOLUME, "downwardAPI": {"items": [{"path": "ask", "fieldRef": field}]}}
+        told["volumes"] = [*(spec.get("volumes") or ()), volume]
+        more = {"name": _ASK_VOLUME, "mountPath": _ASK_FOLDER, "readOnly": True}
     for kind in ("containers", "initContainers"):
         if spec.get(kind):
             told[kind] = [{**each, "env": _with(each.get("env") or [], env)} for each in spec[kind]]
+        for each in told.get(kind, ()) if more else ():
+            each["volumeMounts"] = [*(each.get("volumeMounts") or ()), more]
     return told
+
+
+def _resumes(job: Job, saved: Checkpoint | None) -> dict[str, str]:
+    """Return what a pod is told of where its checkpoints are, and how it hears that it is to make one."""
+    if job.saving is None:
+        return {}
+    told = {
+        "QUEUECTL_CHECKPOINT_DIR": job.saving.path,
+        "QUEUECTL_RESUME_STEP": "" if saved is None or saved.step is None else str(saved.step),
+        "QUEUECTL_RESUME_PATH": saved.path if saved else "",
+        "QUEUECTL_ASK_FILE": f"{_ASK_FOLDER}/ask" if job.saving.signal is Signal.ANNOTATION else "",
+    }
+    return {name: value for name, value in told.items() if value}
 
 
 def _with(given: list[Manifest], env: Mapping[str, str]) -> list[Manifest]:

@@ -1,13 +1,15 @@
 """All writes to the API server, each harmless when it is repeated or comes too late."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from queuectl.kube import decode, moves, pods
-from queuectl.kube.client import JSON_PATCH, MERGE_PATCH, ApiError, KubeClient
+from queuectl.kube.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, ApiError, KubeClient
 from queuectl.kube.names import (
     API,
+    ASK,
     ATTEMPT_LABEL,
     FINALIZER,
     MOVE_REFUSED,
@@ -80,12 +82,42 @@ class Writer:
             return now
         return decode.pod(answer).value
 
-    async def remove_pods(self, attempt: Attempt, namespace: str, *, ended_too: bool) -> None:
-        """Delete the attempt's pods; those that stopped by themselves only if ``ended_too``."""
+    async def ask_pod(self, pod: Pod, ask: str) -> None:
+        """Have a pod see, by annotation, that it is to save its work."""
+        body = {"metadata": {"uid": pod.uid, "annotations": {ASK: ask}}}
+        await self._ignoring_gone("PATCH", pods_path(pod.namespace, pod.name), body=body, content_type=MERGE_PATCH)
+
+    async def run_in_pod(self, pod: Pod, command: Sequence[str], *, container: str) -> tuple[int, str]:
+        """Run a command in a pod's container, to its end; return its exit code and the end of its output."""
+        if not self._trusted():
+            raise DeposedError("leadership ran out")
+        return await self._client.execute(pods_path(pod.namespace, pod.name) + "/exec", command, container=container)
+
+    async def tell_disrupted(self, pod: Pod, cause: str) -> None:
+        """Say on a pod that it is about to be removed, and not for its own fault."""
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "PreemptionByQueuectl",
+            "message": cause[:1024],
+            "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
+        path = pods_path(pod.namespace, pod.name) + "/status"
+        await self._ignoring_gone("PATCH", path, body=body, content_type=STRATEGIC_PATCH)
+
+    async def remove_pods(
+        self, attempt: Attempt, namespace: str, *, ended_too: bool, grace_seconds: int | None = None
+    ) -> None:
+        """Delete the attempt's pods; those that stopped by themselves only if ``ended_too``.
+
+        ``grace_seconds``: how long they may take after SIGTERM, if not as long as they say themselves.
+        """
+        options = {} if grace_seconds is None else {"body": {"gracePeriodSeconds": grace_seconds}}
         params = {"labelSelector": f"{WORKLOAD_LABEL}={attempt.uid},{ATTEMPT_LABEL}={attempt.number}"}
         if not ended_too:
             params["fieldSelector"] = "status.phase!=Succeeded,status.phase!=Failed"
-        await self._send("DELETE", pods_path(namespace), params=params)
+        await self._send("DELETE", pods_path(namespace), params=params, **options)
 
     async def remove_pod(self, pod: Pod, *, at_once: bool = False) -> None:
         """Delete one pod; ``at_once`` when its node is gone, so that no kubelet would ever confirm."""

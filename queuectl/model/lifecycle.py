@@ -1,17 +1,18 @@
 """The states of a workload and of its attempts, and the moves between them.
 
     workload   Queued ──admit──▶ Active ──▶ Queued (requeue) or Finished
-    attempt    Claimed ─▶ Reserved ─▶ Created ─▶ Ungated ─▶ Running ─▶ Ending ─▶ Ended
-                  │          │          │          │          ▲ ▼         ▲
-                  │          │          │          │        Shrinking     │
-                  │          │          │          │        Repairing     │
-                  │          │          │          │        Growing       │
-                  └──────────┴──────────┴──────────┴────────────┴─────────┘
+    attempt    Claimed ─▶ Reserved ─▶ Created ─▶ Ungated ─▶ Running ─▶ Checkpointing ─▶ Ending ─▶ Ended
+                  │          │          │          │          ▲ ▼                         ▲
+                  │          │          │          │        Shrinking                     │
+                  │          │          │          │        Repairing                     │
+                  │          │          │          │        Growing                       │
+                  └──────────┴──────────┴──────────┴────────────┴─────────────────────────┘
 
 An attempt that preempts others begins Claimed and becomes Reserved when all of them are gone from its room; any other
 begins Reserved. A Running one is Shrinking while it gives up its elastic part, and Growing while it gets pods back that
 it lacks; those that do not start in time make it Shrinking. One that has lost pods is Repairing until what is left of
-them is gone, and then Growing by those that replace them. Each arrow is one Move, written by the ledger in one
+them is gone, and then Growing by those that replace them. One that has to go for somebody else is Checkpointing while
+its pods are asked to save their work, if the job says how. Each arrow is one Move, written by the ledger in one
 transaction together with the step that carries it out; only those from Running to Repairing and to Growing are a plan's,
 as the first one is. A Move to where an attempt is already says that some of its pods are done while the others run on.
 """
@@ -20,8 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from queuectl.model.checkpoint import Ask, Checkpoint, Interruption
 from queuectl.model.plan import Placement, PodKey, Portion, Repair
-from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.reasons import FOR_OTHERS, Reason, Why, why
 
 
 class WorkloadState(StrEnum):
@@ -43,6 +45,7 @@ class AttemptState(StrEnum):
     SHRINKING = "Shrinking"  # the pods that it gives up are being removed, the others run on
     REPAIRING = "Repairing"  # room is reserved for pods in the stead of lost ones; what is left of these is removed
     GROWING = "Growing"  # room is reserved for further pods, they are being created and started, the others run on
+    CHECKPOINTING = "Checkpointing"  # it has to go, and its pods are asked to save their work first
     ENDING = "Ending"  # pods are being removed; the room is still held
     ENDED = "Ended"  # the room is given back
 
@@ -54,6 +57,7 @@ class Step(StrEnum):
     UNGATE = "Ungate"
     SHRINK = "Shrink"
     GROW = "Grow"
+    ASK = "Ask"
     REMOVE = "Remove"
 
 
@@ -63,10 +67,13 @@ STEP_OF = {
     AttemptState.SHRINKING: Step.SHRINK,
     AttemptState.REPAIRING: Step.SHRINK,
     AttemptState.GROWING: Step.GROW,
+    AttemptState.CHECKPOINTING: Step.ASK,
     AttemptState.ENDING: Step.REMOVE,
 }
 # All pods have been ready, but those by which it grows.
 UP = frozenset({AttemptState.RUNNING, AttemptState.SHRINKING, AttemptState.REPAIRING, AttemptState.GROWING})
+# It has been told to go, and holds its room yet.
+LEAVING = frozenset({AttemptState.CHECKPOINTING, AttemptState.ENDING})
 # Some of its pods may have succeeded, and no other pod stands in for them.
 UNDER_WAY = UP | {AttemptState.UNGATED}
 
@@ -91,6 +98,22 @@ class End:
     late: bool = False  # counts for the start back-off
     exit_code: int | None = None  # of the pod that decided it
     barred: int | None = None  # the job's generation with which it is not tried again
+    ask: Ask | None = None  # its pods are told to save their work before, or with SIGTERM
+
+    @property
+    def first(self) -> AttemptState:
+        """The state that it begins with."""
+        return AttemptState.CHECKPOINTING if self.ask and self.ask.pods else AttemptState.ENDING
+
+    def told(self, before: "End | None") -> Why:
+        """Return why, or what has come of the asking when that was told ``before`` already."""
+        again = before is not None and before.why.reason is self.why.reason
+        return self.ask.outcome if again and self.ask else self.why
+
+    @property
+    def disrupts(self) -> bool:
+        """Tell whether it comes to the gang from outside, by decision, and not by anything that the gang did."""
+        return self.why.reason in FOR_OTHERS | {Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +139,8 @@ class Done:
 class Move:
     """One arrow of an attempt's life.
 
-    ``end`` is given with all moves to ENDING, ``shrink`` with all to SHRINKING, ``done`` with one to no other state.
+    ``end`` is given with all moves to CHECKPOINTING and ENDING, ``shrink`` with all to SHRINKING, ``done`` with one to
+    no other state, ``interruption`` with those to ENDED that cost work.
     """
 
     uid: str
@@ -125,6 +149,7 @@ class Move:
     end: End | None = None
     shrink: Shrink | None = None
     done: Done | None = None
+    interruption: Interruption | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +174,7 @@ class Attempt:
     coming: frozenset[PodKey] = frozenset()  # which the gang runs without yet
     growing_at: float | None = None  # Unix seconds: since when it is repaired or grows, or last was or did
     done: frozenset[PodKey] = frozenset()  # pods that have succeeded, and hold nothing any more
+    ending_at: float | None = None  # Unix seconds: when its pods were told to go
 
     @property
     def whole(self) -> Portion:
@@ -168,7 +194,7 @@ class Attempt:
     @property
     def going(self) -> tuple[Placement, ...]:
         """Where pods are that have been told to go."""
-        if self.state is AttemptState.ENDING:
+        if self.state in LEAVING:
             return self.held
         return self.leaving.placements if self.leaving else ()
 
@@ -253,3 +279,5 @@ class Workload:
     requeued_at: float | None = None  # Unix seconds
     last_end: End | None = None
     finished_at: float | None = None
+    saved: Checkpoint | None = None  # the last that is known
+    lost: int = 0  # GPU-seconds, over all interruptions

@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from queuectl.model.checkpoint import Report, Saving
 from queuectl.model.gpus import NO_GPUS, Gpus
 from queuectl.model.policy import Cap, Cell, FlavorChoice, OverQuota, Preemption, Quota, StopPolicy
 from queuectl.model.reasons import Why
@@ -300,6 +301,11 @@ class Pod:
     role: str = ""
     index: int = 0
     requests: tuple[tuple[str, int], ...] = ()  # of others' bound pods
+    ip: str = ""
+    container: str = ""  # its first
+    ask: str = ""  # as it was asked to save its work, by annotation
+    report: Report | None = None  # what it says that it has saved
+    report_problem: str = ""  # why that can't be read
 
     @property
     def ended(self) -> bool:
@@ -351,3 +357,5 @@ class Job:
     volumes: tuple[VolumeUse, ...] = ()
     move: MoveRequest | None = None  # that it is asked for and has not been answered
     problem: Why | None = None
+    saving: Saving | None = None  # how its pods are asked to save their work
+    save_asked_at: float | None = None  # Unix seconds: when its user last asked for a checkpoint

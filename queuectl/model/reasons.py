@@ -89,7 +89,14 @@ class Reason(Enum):
     GROWING = "The gang runs with {there} of {pods:pod}; the others are being started."
     REPLACING = "The gang runs with {there} of {pods:pod}; those that were on {nodes} are being replaced. {cause}"
     GROWTH_FAILED = "Gave {gone:pod} back by which it was to grow: {problem}. The other {after} run on."
+    CHECKPOINTING = (
+        "Its pods save their work before it leaves: {answered} of {pods:pod} have, and by {until} it goes. {cause}"
+    )
     # given back
+    CHECKPOINTED = "All that were asked, {pods:pod}, saved their work within {seconds} s."
+    CHECKPOINT_MISSED = "Of {pods:pod} that were asked to save their work, {answered} did within {seconds} s."
+    ASK_FAILED = "Pod {pod} could not be asked to save its work: {problem}. It is asked again until {until}."
+    REPORT_UNREADABLE = "Pod {pod} reports a checkpoint that can't be read: {problem}."
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
     MOVED = "Moves to make room for {job} of queue {queue}, as {by} asked: its room is kept on {nodes}. It loses {lost}{since}."
     MOVES_REFUSED = "Nobody moves to make room for {job}, as {by} asked: {problem}."

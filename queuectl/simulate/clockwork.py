@@ -10,7 +10,9 @@ from queuectl.control.world import World
 from queuectl.core.defrag import proposals
 from queuectl.core.lifecycle import BackOff, deadline, members
 from queuectl.core.snapshot import Policy
+from queuectl.model.checkpoint import Checkpoint
 from queuectl.model.lifecycle import (
+    LEAVING,
     STEP_OF,
     UP,
     Attempt,
@@ -200,6 +202,8 @@ class Clockwork:
 
     def _round(self) -> None:
         reported, self._reported = self._reported, {}
+        for uid, checkpoint in self.world.take_saves(self.now).items():
+            self.world.saved(uid, checkpoint)
         moves, leaving = turn.due(self.world, reported, self.now)
         for move in moves:
             self._move(move)
@@ -243,8 +247,8 @@ class Clockwork:
                 what = REPAIRED if before.replaces else GROWN if before.coming else RUNNING
                 self._log(move.uid, what, self._state(self.world.workloads[move.uid]).why, "Running")
                 self.cluster.started(before)
-            case AttemptState.ENDING if move.end is not None:
-                self._log(move.uid, leaves, move.end.why)
+            case AttemptState.CHECKPOINTING | AttemptState.ENDING if move.end is not None:
+                self._log(move.uid, leaves, move.end.told(before.end))
             case AttemptState.ENDED:
                 self.accounts.end(before)
                 for part in before.parts if before.holds else ():
@@ -304,7 +308,8 @@ class Clockwork:
         for uid, attempt in list(self.world.attempts.items()):
             every = self.cluster.checkpoints(uid)
             if every and attempt.state in UP and attempt.running_at is not None:
-                self.world.saved(uid, attempt.running_at + (self.now - attempt.running_at) // every * every)
+                at = attempt.running_at + (self.now - attempt.running_at) // every * every
+                self.world.saved(uid, Checkpoint(at, attempt=attempt.number))
 
     def _claim(self, attempt: Attempt, leaves: Mapping[str, Leave]) -> None:
         victims = [
@@ -318,9 +323,9 @@ class Clockwork:
                 self._log(victim.uid, SHRUNK, leave.why)
                 self.world.shrinks(victim.uid, leave)
             else:
-                if victim.state is not AttemptState.ENDING:
+                if victim.state not in LEAVING:
                     self._log(victim.uid, PREEMPTED if victim.holds else OVERTAKEN, leave.why)
-                self.world.evicted(victim.uid, leave)
+                self.world.evicted(victim.uid, leave, self.now)
             self._steps[victim.uid] = None
         self.world.admitted(attempt)
         self._log(attempt.uid, "Promised", self._state(self.world.workloads[attempt.uid]).why, "WaitingForVictims")
@@ -407,7 +412,13 @@ class Clockwork:
         uid = workload.uid
         attempt = self.world.attempts.get(uid)
         wait = self.world.problem(uid) or self.world.plan.waits.get(uid)
-        cause = status.reason(workload, attempt, wait, self.world.leaving(attempt) if attempt else ())
+        cause = status.reason(
+            workload,
+            attempt,
+            wait,
+            self.world.leaving(attempt) if attempt else (),
+            self.world.answers(attempt) if attempt else 0,
+        )
         pods = members(attempt, self.world.pods.get((uid, attempt.number), {})) if attempt else ()
         return State(status.phase(workload, attempt), cause.code, str(cause), sum(pod.ready for pod in pods))
 

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 
 from queuectl.control.world import World
+from queuectl.core.checkpoint import asked
 from queuectl.core.lifecycle import View, can_go, coming, holding
 from queuectl.kube import decode
 from queuectl.kube.names import pod_name
 from queuectl.kube.pods import nodes_of
 from queuectl.model import gpus
+from queuectl.model.checkpoint import Checkpoint, Report
 from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Move, Step
 from queuectl.model.objects import Job, MoveRequest, Namespace, Node, Place, Pod
 from queuectl.model.plan import PodKey
@@ -130,6 +132,8 @@ class Cluster:
                 self._create(view.attempt, nodes)
                 there = {(pod.role, pod.index): pod for pod in self._of(view.attempt.uid, view.attempt.number)}
                 self._ungate(replace(view, pods=there), nodes)
+            case Step.ASK:
+                self._ask(view)
             case Step.SHRINK | Step.REMOVE:
                 self._remove(view)
         return None
@@ -154,6 +158,21 @@ class Cluster:
     def checkpoints(self, uid: str) -> float | None:
         """Return how often a job saves its work."""
         return self._forms[uid].checkpoints
+
+    def _ask(self, view: View) -> None:
+        """Have pods that are asked save their work, as fast as their job does."""
+        attempt, job, end = view.attempt, view.job, view.attempt.end
+        seconds = self._forms[attempt.uid].saves
+        if job is None or end is None or end.ask is None or seconds is None:
+            return
+        name, at = end.ask.id(attempt.number), end.ask.at + seconds
+
+        def answer() -> None:
+            for pod in self._of(attempt.uid, attempt.number):
+                if (pod.role, pod.index) in asked(attempt, job) and not pod.ended:
+                    self._set_pod(replace(pod, report=Report(name, Checkpoint(at))))
+
+        self._later(max(0.0, at - view.now), answer)
 
     def _create(self, attempt: Attempt, wanted: Collection[PodKey]) -> None:
         job = self.jobs[attempt.uid]

@@ -10,6 +10,7 @@ from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
 from queuectl.kube.names import API_VERSION, SUBMITTED_BY
 from queuectl.kube.parts import Int32, Labels, Part, Text
 from queuectl.kube.problems import nearest, problems
+from queuectl.model.checkpoint import Signal
 from queuectl.model.plan import PodKey
 from queuectl.model.policy import FairRule, StopPolicy
 from queuectl.model.reasons import BY_CODE
@@ -141,6 +142,8 @@ class JobForm(Asks):
     same_driver: StrictBool | None = None
     run: Seconds | None = None
     checkpoints: Annotated[Seconds, Field(gt=0)] | None = None
+    saves: Seconds | None = None
+    save_grace: Annotated[Int32, Field(ge=1, le=86_400)] | None = None
     start_seconds: Seconds = 0.0
     grace: Seconds = 0.0
     hold: StrictBool | None = None
@@ -191,6 +194,8 @@ class JobForm(Asks):
         given = {"models": self.gpu_models, "homogeneous": self.homogeneous, "sameDriver": self.same_driver}
         if any(value is not None for value in given.values()):
             spec["gpu"] = {name: value for name, value in given.items() if value is not None}
+        if self.saves is not None or self.save_grace is not None:
+            spec["checkpoint"] = {"signal": Signal.ANNOTATION.value, "graceSeconds": self.save_grace or 120}
         meta = {"name": name, "namespace": self.namespace, "annotations": {SUBMITTED_BY: self.user}}
         return {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": meta, "spec": spec}
 
@@ -258,7 +263,18 @@ class EventForm(Part):
         return edit.queue if edit else ""
 
 
-_OF_A_TIME = ("pending", "starting", "running", "stopping", "succeeded", "failed", "finished", "reason", "pods")
+_OF_A_TIME = (
+    "pending",
+    "starting",
+    "running",
+    "checkpointing",
+    "stopping",
+    "succeeded",
+    "failed",
+    "finished",
+    "reason",
+    "pods",
+)
 
 
 class WantForm(Part):
@@ -268,6 +284,7 @@ class WantForm(Part):
     pending: Names | None = None
     starting: Names | None = None
     running: Names | None = None
+    checkpointing: Names | None = None
     stopping: Names | None = None
     succeeded: Names | None = None
     failed: Names | None = None

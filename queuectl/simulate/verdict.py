@@ -11,6 +11,7 @@ _PHASES = {
     "pending": {"Pending"},
     "starting": {"Starting"},
     "running": {"Running"},
+    "checkpointing": {"Checkpointing"},
     "stopping": {"Stopping"},
     "succeeded": {"Succeeded"},
     "failed": {"Failed"},

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from sqlalchemy import Float, Integer, Text, case, func, literal, select, update
+from sqlalchemy import BigInteger, Float, Integer, Text, case, func, literal, select, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from queuectl.model.lifecycle import UNDER_WAY, AttemptState, Done, End, Move, Outcome, WorkloadState
+from queuectl.model.checkpoint import Interruption
+from queuectl.model.lifecycle import LEAVING, UNDER_WAY, AttemptState, Done, End, Move, Outcome, WorkloadState
 from queuectl.model.reasons import FOR_OTHERS, Reason, why
-from queuectl.store import attempts, tables
+from queuectl.store import attempts, checkpoints, tables
 from queuectl.store.attempts import AttemptKey, Held, Stake
 from queuectl.store.events import Event, record, told
 from queuectl.store.leadership import fence
@@ -22,10 +23,11 @@ _NEXT = {
     AttemptState.RESERVED: {AttemptState.CREATED, AttemptState.ENDING},
     AttemptState.CREATED: {AttemptState.UNGATED, AttemptState.ENDING},
     AttemptState.UNGATED: {AttemptState.RUNNING, AttemptState.ENDING},
-    AttemptState.RUNNING: {AttemptState.SHRINKING, AttemptState.ENDING},
+    AttemptState.RUNNING: {AttemptState.SHRINKING, AttemptState.CHECKPOINTING, AttemptState.ENDING},
     AttemptState.SHRINKING: {AttemptState.RUNNING, AttemptState.ENDING},
     AttemptState.REPAIRING: {AttemptState.GROWING, AttemptState.ENDING},
     AttemptState.GROWING: {AttemptState.RUNNING, AttemptState.SHRINKING, AttemptState.ENDING},
+    AttemptState.CHECKPOINTING: {AttemptState.ENDING},
     AttemptState.ENDING: {AttemptState.ENDED},
     AttemptState.ENDED: set[AttemptState](),
 }
@@ -82,7 +84,10 @@ async def advance(
         shrinks = {(move.uid, move.attempt): move.shrink for move in done if move.shrink}
         await attempts.give_up(connection, {key: shrink for key, shrink in shrinks.items() if key in moved})
         await attempts.unclaim(connection, [key for key, attempt in ended.items() if not attempt.holds])
-        await _free(connection, ended, now)
+        lost = {(move.uid, move.attempt): move.interruption for move in done if move.interruption}
+        lost = {key: one for key, one in lost.items() if key in ended}
+        await checkpoints.interrupt(connection, lost)
+        await _free(connection, ended, lost, now)
         await rooms.write(connection)
         await record(connection, epoch, on_the_way.events, now=now)
     return done
@@ -129,7 +134,7 @@ class _OnTheWay:
     def make(self, move: Move) -> bool:
         """Make a move, if it is legal, and tell whether it was made, now or by an earlier try."""
         attempt = self.held.get((move.uid, move.attempt))
-        given = (move.to is AttemptState.ENDING, move.to is AttemptState.SHRINKING and move.done is None)
+        given = (move.to in LEAVING, move.to is AttemptState.SHRINKING and move.done is None)
         if attempt is None or given != (move.end is not None, move.shrink is not None):
             return False
         if move.done is not None:
@@ -142,10 +147,10 @@ class _OnTheWay:
         }
         if (move.to in _TOUCH_ROOM or has_shrunk) and not self._account(move, attempt):
             return False
+        told_before, attempt.end = attempt.end, move.end or attempt.end
         attempt.state = move.to
-        attempt.end = move.end or attempt.end
         attempt.passed.append(move.to)
-        self.events.append(_event(move, attempt, self.stakes.get((move.uid, move.attempt))))
+        self.events.append(_event(move, attempt, self.stakes.get((move.uid, move.attempt)), told_before))
         return True
 
     def _account(self, move: Move, attempt: Held) -> bool:
@@ -197,9 +202,9 @@ class _OnTheWay:
         return True
 
 
-def _event(move: Move, attempt: Held, stake: Stake | None) -> Event:
-    if move.to is AttemptState.ENDING and move.end is not None:
-        return told(move.end.why, move.uid, move.attempt)
+def _event(move: Move, attempt: Held, stake: Stake | None, told_before: End | None) -> Event:
+    if move.end is not None:
+        return told(move.end.told(told_before), move.uid, move.attempt)
     if move.shrink is not None:
         return told(move.shrink.why, move.uid, move.attempt)
     if move.to is AttemptState.ENDED and attempt.end is not None:
@@ -214,7 +219,12 @@ def _event(move: Move, attempt: Held, stake: Stake | None) -> Event:
     return Event(move.to.value, _SENTENCES[move.to], move.uid, move.attempt)
 
 
-async def _free(connection: AsyncConnection, ended: Mapping[AttemptKey, Held], now: float) -> None:
+async def _free(
+    connection: AsyncConnection,
+    ended: Mapping[AttemptKey, Held],
+    lost: Mapping[AttemptKey, Interruption],
+    now: float,
+) -> None:
     """Mark the reservations of ended attempts as freed and decide what their workloads are now."""
     if not ended:
         return
@@ -226,7 +236,7 @@ async def _free(connection: AsyncConnection, ended: Mapping[AttemptKey, Held], n
     )
     w = tables.workload
     rows = []
-    for (uid, _), held in sorted(ended.items()):
+    for (uid, number), held in sorted(ended.items()):
         end = held.end
         if end is None:  # the table forbids it
             continue
@@ -239,12 +249,13 @@ async def _free(connection: AsyncConnection, ended: Mapping[AttemptKey, Held], n
                 "charged": int(end.charged),
                 "late": int(end.late),
                 "preempted": int(held.holds and end.why.reason in FOR_OTHERS),
+                "lost": lost[uid, number].lost.gpu_seconds if (uid, number) in lost else 0,
                 "last_end": end_to_json(end),
             }
         )
     given = rowset(
         rows, uid=Text, state=Text, not_before=Float(53), charged=Integer, late=Integer, preempted=Integer,
-        last_end=JSONB,
+        lost=BigInteger, last_end=JSONB,
     )  # fmt: skip
     finished = given.c.state == WorkloadState.FINISHED.value
     at = literal(now, tables.UnixTime)
@@ -256,6 +267,7 @@ async def _free(connection: AsyncConnection, ended: Mapping[AttemptKey, Held], n
             failures=w.c.failures + given.c.charged,
             late_starts=w.c.late_starts + given.c.late,
             preemptions=w.c.preemptions + given.c.preempted,
+            lost=w.c.lost + given.c.lost,
             requeued_at=at,
             last_end=given.c.last_end,
             finished_at=case((finished, at), else_=None),

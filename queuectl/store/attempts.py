@@ -51,6 +51,7 @@ _STAMPS = {
     "ungated_at": AttemptState.UNGATED,
     "running_at": AttemptState.RUNNING,
     "growing_at": AttemptState.GROWING,
+    "asked_at": AttemptState.CHECKPOINTING,
     "ending_at": AttemptState.ENDING,
     "ended_at": AttemptState.ENDED,
 }

@@ -90,7 +90,8 @@ _CHECKS = (
     FROM attempt a
     LEFT JOIN step s ON s.workload_uid = a.workload_uid AND s.attempt = a.number AND s.done_at IS NULL
     WHERE coalesce(s.step, '') <> CASE a.state WHEN 'Reserved' THEN 'Create' WHEN 'Created' THEN 'Ungate'
-        WHEN 'Shrinking' THEN 'Shrink' WHEN 'Repairing' THEN 'Shrink' WHEN 'Growing' THEN 'Grow' WHEN 'Ending' THEN 'Remove' ELSE '' END
+        WHEN 'Shrinking' THEN 'Shrink' WHEN 'Repairing' THEN 'Shrink' WHEN 'Growing' THEN 'Grow'
+        WHEN 'Checkpointing' THEN 'Ask' WHEN 'Ending' THEN 'Remove' ELSE '' END
     """,
     """
     SELECT format('Attempt %s of workload %s is %s, and %s of its pods leave it.', a.number, a.workload_uid, a.state,

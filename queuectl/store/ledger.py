@@ -14,10 +14,11 @@ from sqlalchemy import Text, func, or_, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from queuectl.model.checkpoint import Checkpoint
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Workload, WorkloadState
 from queuectl.model.plan import Admission, Portion, Preempt, Repair
 from queuectl.model.policy import Amounts, Cell, Quota
-from queuectl.store import advance, audit, reserve, tables, usage
+from queuectl.store import advance, audit, checkpoints, reserve, tables, usage
 from queuectl.store.attempts import AttemptKey
 from queuectl.store.engine import WrongCluster, retried, transaction
 from queuectl.store.reserve import CycleResult
@@ -178,6 +179,17 @@ class Ledger:
                 return await advance.advance(connection, epoch, moves, now=now, again=again)
 
         return await retried(work)
+
+    async def save(self, epoch: int, saves: Mapping[str, Checkpoint]) -> None:
+        """Record the last checkpoint of each of these workloads, in one transaction."""
+        if not saves:
+            return
+
+        async def work(_again: bool) -> None:  # noqa: FBT001
+            async with transaction(self._engine) as connection:
+                await checkpoints.save(connection, epoch, saves)
+
+        await retried(work)
 
     async def retire(self, epoch: int, ends: Mapping[str, End], *, now: float) -> list[str]:
         """Finish queued workloads that end without an attempt; return the uids that were."""

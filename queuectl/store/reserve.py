@@ -24,7 +24,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model import policy
-from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, Leave, Shrink, Workload, WorkloadState
+from queuectl.model.lifecycle import LEAVING, STEP_OF, Attempt, AttemptState, Leave, Shrink, Workload, WorkloadState
 from queuectl.model.plan import Admission, Placement, Portion, Preempt, Repair
 from queuectl.model.reasons import Reason, why
 from queuectl.store import attempts, observe, tables
@@ -408,7 +408,7 @@ def _taken(
         free = victim.holds and victim.claimed_by in {None, *overtaken} and victim.state is not AttemptState.ENDED
         if (not free and key not in overtaken) or victim.leaving:
             return None
-        if victim.state is not AttemptState.ENDING and leave is None:
+        if victim.state not in LEAVING and leave is None:
             return None
         taken[key] = stake.amounts if victim.promised else Amounts()
         if isinstance(leave, Shrink):
@@ -464,11 +464,11 @@ def _claim(
             events.append(told(leave.why, *key))
             continue
         victim.promised = False
-        if victim.state is AttemptState.ENDING or leave is None:
+        if victim.state in LEAVING or leave is None:
             facts = {"by_uid": gang.key[0], "by_attempt": gang.key[1]}
             events.append(Event("Claimed", "Its room is promised to a job that waits for it.", *key, facts))
         else:
-            victim.state, victim.end = AttemptState.ENDING, leave
+            victim.state, victim.end = leave.first, leave
             victim.passed.append(victim.state)
             events.append(told(leave.why, *key))
     return events

@@ -1,7 +1,7 @@
 """Rows of the ledger ⇄ values of the model, and many rows in one statement."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -9,6 +9,7 @@ from sqlalchemy import RowMapping, TableValuedAlias, bindparam, column, func
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
+from queuectl.model.checkpoint import Ask, Checkpoint
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome, Workload, WorkloadState
 from queuectl.model.plan import Placement, Portion
 from queuectl.model.reasons import BY_CODE, Why
@@ -47,6 +48,7 @@ def end_to_json(end: End | None) -> dict[str, Any] | None:
         "late": end.late,
         "exit_code": end.exit_code,
         "barred": end.barred,
+        "ask": asdict(end.ask) if end.ask else None,
     }
 
 
@@ -62,7 +64,13 @@ def end_from_json(data: Mapping[str, Any] | None) -> End | None:
         late=data["late"],
         exit_code=data["exit_code"],
         barred=data.get("barred"),  # earlier versions did not record it
+        ask=Ask(**data["ask"]) if data.get("ask") else None,  # nor this
     )
+
+
+def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Encode a checkpoint."""
+    return {**asdict(checkpoint), "path": clean(checkpoint.path)}
 
 
 def plain(facts: Mapping[str, object]) -> dict[str, Any]:
@@ -105,6 +113,8 @@ def workload_from_row(row: RowMapping) -> Workload:
         requeued_at=row["requeued_at"],
         last_end=end_from_json(row["last_end"]),
         finished_at=row["finished_at"],
+        saved=Checkpoint(**row["saved"]) if row["saved"] else None,
+        lost=row["lost"],
     )
 
 
@@ -138,6 +148,7 @@ def attempt_from_row(row: RowMapping, places: Places, victims: tuple[tuple[str, 
         done=frozenset((role, index) for role, index in row["done"]),
         coming=frozenset((role, index) for role, index in row["coming"]),
         growing_at=row["growing_at"],
+        ending_at=row["ending_at"],
     )
 
 

@@ -127,6 +127,8 @@ workload = Table(
     Column("requeued_at", UnixTime),
     Column("last_end", JSONB),
     Column("finished_at", UnixTime),
+    Column("saved", JSONB),  # its last checkpoint, of whatever attempt: at (Unix seconds), step, path, attempt
+    Column("lost", BigInteger, nullable=False, server_default=text("0")),  # GPU-seconds, over all interruptions
     CheckConstraint("state IN ('Queued', 'Active', 'Finished')", name="state"),
     CheckConstraint("(state = 'Finished') = (finished_at IS NOT NULL)", name="finished"),
     Index("ix_workload_unfinished", "uid", postgresql_where=text("state <> 'Finished'")),
@@ -163,6 +165,7 @@ attempt = Table(
     Column("created_at", UnixTime),
     Column("ungated_at", UnixTime),
     Column("running_at", UnixTime),
+    Column("asked_at", UnixTime),  # its pods were asked to save their work, for it has to go
     Column("ending_at", UnixTime),
     Column("ended_at", UnixTime),
     Column("end", JSONB),
@@ -172,12 +175,12 @@ attempt = Table(
         name="fk_attempt_claimed_by",
     ),
     CheckConstraint(
-        "state IN ('Claimed', 'Reserved', 'Created', 'Ungated', 'Running', 'Shrinking', 'Repairing', 'Growing', 'Ending',"
-        " 'Ended')",
+        "state IN ('Claimed', 'Reserved', 'Created', 'Ungated', 'Running', 'Shrinking', 'Repairing', 'Growing',"
+        " 'Checkpointing', 'Ending', 'Ended')",
         name="state",
     ),
     CheckConstraint("holds = (state <> 'Claimed') OR state IN ('Ending', 'Ended')", name="holds"),
-    CheckConstraint("promised OR state IN ('Ending', 'Ended')", name="promised"),
+    CheckConstraint("promised OR state IN ('Checkpointing', 'Ending', 'Ended')", name="promised"),
     CheckConstraint("(claimed_by_uid IS NULL) = (claimed_by_attempt IS NULL)", name="claimed_by"),
     CheckConstraint("claimed_by_uid IS NULL OR (holds AND (NOT promised OR leaving IS NOT NULL))", name="claimed"),
     CheckConstraint(
@@ -185,7 +188,7 @@ attempt = Table(
     ),
     CheckConstraint("coming = '[]' OR state IN ('Repairing', 'Growing')", name="coming"),
     CheckConstraint("done = '[]' OR state NOT IN ('Claimed', 'Reserved', 'Created')", name="done"),
-    CheckConstraint("(state IN ('Ending', 'Ended')) = (\"end\" IS NOT NULL)", name="end"),
+    CheckConstraint("(state IN ('Checkpointing', 'Ending', 'Ended')) = (\"end\" IS NOT NULL)", name="end"),
     CheckConstraint("(state = 'Ended') = (ended_at IS NOT NULL)", name="ended"),
     Index("uq_attempt_active", "workload_uid", unique=True, postgresql_where=text("state <> 'Ended'")),
     Index("ix_attempt_plan_id", "plan_id"),
@@ -196,6 +199,23 @@ attempt = Table(
         "claimed_by_attempt",
         postgresql_where=text("claimed_by_uid IS NOT NULL"),
     ),
+)
+
+# What running attempts cost that ended although their jobs go on: the work since the last checkpoint.
+interruption = Table(
+    "interruption",
+    metadata,
+    Column("workload_uid", Text, primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("at", UnixTime, nullable=False),  # its pods were told to go
+    Column("cause", Text, nullable=False),  # the reason's code
+    Column("saved_at", UnixTime),  # the attempt's last checkpoint
+    Column("saved_step", BigInteger),
+    Column("gpu_seconds", BigInteger, nullable=False),
+    Column("pod_seconds", BigInteger, nullable=False),  # of gangs without GPUs
+    Column("answered", Boolean),  # whether all pods that were asked to save their work did; none: nobody was asked
+    ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
+    CheckConstraint("gpu_seconds >= 0 AND pod_seconds >= 0", name="lost"),
 )
 
 # A row stays after its room was given back (``freed_at``), so that every attempt can be asked for later.
@@ -249,7 +269,7 @@ step = Table(
     Column("done_at", UnixTime),
     Column("epoch", BigInteger, nullable=False),
     ForeignKeyConstraint(["workload_uid", "attempt"], ["attempt.workload_uid", "attempt.number"]),
-    CheckConstraint("step IN ('Create', 'Ungate', 'Shrink', 'Grow', 'Remove')", name="step"),
+    CheckConstraint("step IN ('Create', 'Ungate', 'Shrink', 'Grow', 'Ask', 'Remove')", name="step"),
     Index("uq_step_open", "workload_uid", "attempt", unique=True, postgresql_where=text("done_at IS NULL")),
     Index("ix_step_done_at", "done_at", postgresql_where=text("done_at IS NOT NULL")),
 )

@@ -6,20 +6,23 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from queuectl.core.checkpoint import leave
 from queuectl.core.elastic import last
 from queuectl.core.lifecycle import View, all_ready, coming, deadline, holding, loss, members, next_move, refused
+from queuectl.model.checkpoint import Answer, Checkpoint, Report, Saving, Signal
 from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Done, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, REPAIRING, GROWING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, REPAIRING, GROWING, CHECKPOINTING, ENDING, ENDED = AttemptState
 ARROWS = {
     RESERVED: {CREATED, ENDING},
     CREATED: {UNGATED, ENDING},
     UNGATED: {RUNNING, ENDING},
     RUNNING: {ENDING},
+    CHECKPOINTING: {ENDING},
     SHRINKING: {RUNNING, ENDING},
     REPAIRING: {GROWING, ENDING},
     GROWING: {RUNNING, SHRINKING, ENDING},
@@ -53,8 +56,15 @@ class GangMachine(RuleBasedStateMachine):
     )
     def submit(self, limit: int, longest: int | None, b_counts: bool, replaces: bool) -> None:  # noqa: FBT001
         roles = role("a", 2, gpu=8), role("b", 1, gpu=8, must_succeed=b_counts)
+        saving = Saving(Signal.ANNOTATION, Answer.ANNOTATION, grace_seconds=200)
         self.job: Job | None = Job(
-            gang("g", *roles), 1, "1", backoff_limit=limit, max_run_seconds=longest, replaces_lost_pods=replaces
+            gang("g", *roles),
+            1,
+            "1",
+            backoff_limit=limit,
+            max_run_seconds=longest,
+            replaces_lost_pods=replaces,
+            saving=saving,
         )
         self.admit()
 
@@ -65,12 +75,14 @@ class GangMachine(RuleBasedStateMachine):
         self.pods, self.moves, self.shrinks, self.growths, self.repairs = {}, 0, 0, 0, 0
         self.home = dict(NODE)
         self.irreparable = False
+        self.reports: dict[PodKey, Report] = {}
 
     @property
     def view(self) -> View:
         return View(
-            self.workload, self.attempt, self.job, self.pods, self.places, self.now, irreparable=self.irreparable
-        )
+            self.workload, self.attempt, self.job, self.pods, self.places, self.now, irreparable=self.irreparable,
+            reports=self.reports,
+        )  # fmt: skip
 
     def apply(self, move: Move) -> None:
         """Do as the ledger does, and hold the move against the rules."""
@@ -83,6 +95,8 @@ class GangMachine(RuleBasedStateMachine):
         self.moves += 1
         most = 5 + self.shrinks + 2 * self.growths + 3 * self.repairs
         assert self.moves <= most, "five arrows at most, one for each time it shrinks, two for growth, three for repair"
+        if self.attempt.state is CHECKPOINTING:
+            self.leaves(move)
         before = self.attempt
         if move.shrink is not None:
             assert [p.node for p in move.shrink.part.placements] == [NODE["a", 1]], "only what comes is given back"
@@ -115,6 +129,23 @@ class GangMachine(RuleBasedStateMachine):
             self.attempt = replace(self.attempt, growing_at=self.now, leaving=None)
         else:
             self.attempt = replace(self.attempt, coming=frozenset())
+
+    def leaves(self, move: Move) -> None:
+        """Nobody goes before its work is saved, or its time is over, but whoever can't save it any more."""
+        told = self.attempt.end
+        assert told is not None
+        assert told.ask is not None
+        assert move.end is not None
+        if move.end.why != told.why:
+            assert move.end.outcome in {Outcome.SUCCEEDED, Outcome.DELETED}
+            return
+        assert (move.end.outcome, move.end.charged, move.end.not_before) == (Outcome.REQUEUE, False, 0.0)
+        assert move.end.ask is not None
+        broken = len(self.pods) < 3 or any(
+            pod.deleting or pod.phase == "Failed" or self.places[NODE[key]] is Place.GONE
+            for key, pod in self.pods.items()
+        )
+        assert move.end.ask.answered == told.ask.pods or self.now >= told.ask.until or broken
 
     def finish(self, done: Done) -> None:
         assert done.pods
@@ -205,6 +236,22 @@ class GangMachine(RuleBasedStateMachine):
         part = last(self.attempt.whole, {"a": 1})
         assert [p.node for p in part.placements] == [NODE["a", 1]]
         self.attempt = self.attempt.shrinking(Shrink(why(Reason.RUNNING, pods=3), part))
+        self.look()
+
+    @precondition(lambda self: self.state() is RUNNING)
+    @rule()
+    def evict(self) -> None:
+        """Somebody needs its room."""
+        end = leave(self.attempt, self.job, why(Reason.QUEUE_DRAINED, queue="q"), self.now)
+        self.attempt = replace(self.attempt, state=end.first, end=end)
+        self.look()
+
+    @rule(key=keys, late=st.booleans())
+    def report(self, key: PodKey, late: bool) -> None:  # noqa: FBT001
+        """A pod has saved its work, for this ask or for an earlier one."""
+        ask = self.attempt.end.ask if self.attempt.end else None
+        name = ask.id(self.attempt.number) if ask and not late else ""
+        self.reports[key] = Report(name, Checkpoint(self.now)).after(self.reports.get(key))
         self.look()
 
     @precondition(lambda self: self.state() is SHRINKING)

@@ -16,6 +16,7 @@ from queuectl.core.elastic import numbered
 from queuectl.core.lifecycle import members
 from queuectl.core.usage import STEPS
 from queuectl.model.lifecycle import (
+    LEAVING,
     UNDER_WAY,
     Attempt,
     AttemptState,
@@ -98,9 +99,27 @@ class Watched(Clockwork):
         if leaves == EVICTED:
             assert (move.end is None) is not (move.shrink is None), "it goes whole, or gives up a part"
             queue = self.world.queues[self.world.workloads[move.uid].queue]
-            assert self.world.attempts[move.uid].state is not AttemptState.ENDING, "nobody is told to go twice"
+            assert self.world.attempts[move.uid].state not in LEAVING, "nobody is told to go twice"
             assert queue.over_quota is OverQuota.TAKE_BACK or queue.stop is StopPolicy.HOLD_AND_DRAIN
+        if self.world.attempts[move.uid].state is AttemptState.CHECKPOINTING:
+            self._assert_it_has_saved_or_cannot(move)
         super()._move(move, leaves)
+
+    def _assert_it_has_saved_or_cannot(self, move: Move) -> None:
+        told = self.world.attempts[move.uid].end
+        assert told is not None
+        assert told.ask is not None
+        assert move.end is not None
+        if move.end.why == told.why:
+            assert move.end.ask is not None
+            pods = self.world.pods.get((move.uid, move.attempt), {})
+            lost = len(pods) < self.world.attempts[move.uid].whole.pods or any(
+                pod.phase == "Failed" for pod in pods.values()
+            )
+            gone = any(p.node not in self.world.fleet.node_names() for p in self.world.attempts[move.uid].placements)
+            assert move.end.ask.answered == told.ask.pods or self.now >= told.ask.until or lost or gone
+        else:
+            assert move.end.outcome in {Outcome.SUCCEEDED, Outcome.DELETED}
 
     def _assert_it_passed_nobody(self, uid: str) -> None:
         """Of a strict queue, only those who can't start whatever ends are passed."""
@@ -189,7 +208,7 @@ class Watched(Clockwork):
     def _assert_it_may_be_taken(self, victim: Attempt, mine: Workload) -> None:
         """What was told to go for another reason may be; anybody else only when nothing protects it."""
         world = self.world
-        if victim.state in {AttemptState.ENDING, AttemptState.CLAIMED}:
+        if victim.state in LEAVING | {AttemptState.CLAIMED}:
             return
         job = world.jobs[victim.uid]
         assert job.gang.preemptible or job.generation != victim.generation
@@ -202,7 +221,7 @@ class Watched(Clockwork):
     def _goes_anyway(self, attempt: Attempt, mine: Workload) -> bool:
         """Tell whether an attempt is on its way out, and its gang does not stand in line before mine then."""
         end, theirs = attempt.end, self.world.workloads[attempt.uid]
-        if attempt.state is not AttemptState.ENDING or end is None:
+        if attempt.state not in LEAVING or end is None:
             return False
         ahead = (-theirs.priority, theirs.submitted_at) <= (-mine.priority, mine.submitted_at)
         return not ahead or end.outcome is not Outcome.REQUEUE or end.why.reason in STAYS_OUT
@@ -463,6 +482,10 @@ class ClusterMachine(RuleBasedStateMachine):
                 assert held == Counter((pod.node, pod.role) for pod in there), "it holds what its pods need that run"
                 if not attempt.leaving and not attempt.coming:
                     assert all(pod.ended for pod in pods.values() if pod not in there), "what it gave up is gone"
+            elif attempt.state is AttemptState.CHECKPOINTING:
+                there = members(attempt, pods)
+                assert len(there) == attempt.whole.pods, "it is whole while it saves its work"
+                assert not any(pod.deleting or pod.phase == "Failed" for pod in there)
             elif attempt.state is not AttemptState.ENDING:
                 assert not any(pod.node for pod in pods.values())
             job = self.clock.world.jobs.get(attempt.uid)

@@ -14,7 +14,7 @@ from queuectl.model.plan import Placement, PodKey, Repair
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, requests, role
 
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, REPAIRING, GROWING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, REPAIRING, GROWING, CHECKPOINTING, ENDING, ENDED = AttemptState
 ADMITTED_AT, RUNNING_AT, GROWING_AT, NOW = 1000.0, 1010.0, 1015.0, 1020.0
 EIGHT = requests(gpu=8)
 PLACEMENTS = (

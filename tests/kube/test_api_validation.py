@@ -114,6 +114,41 @@ REFUSED = {
     "nobody must succeed": Refused(
         job("a", role(mustSucceed=False)), ("spec", "no role has mustSucceed: true", "set it for at least one role")
     ),
+    "an answer that does not go with the signal": Refused(
+        job(checkpoint={"signal": "Exec", "exec": {"command": ["save"]}, "answer": "Reply"}),
+        ("spec.checkpoint", "answer Reply is not possible with signal Exec; give one of Exit, Annotation, File"),
+    ),
+    "an answer after the end": Refused(
+        job(checkpoint={"answer": "Annotation"}),
+        ("spec.checkpoint", "answer Annotation is not possible with signal SigTerm; give one of Exit"),
+    ),
+    "a signal that there is not": Refused(
+        job(checkpoint={"signal": "USR1"}), ("spec.checkpoint.signal", "USR1", "SigTerm")
+    ),
+    "HTTP without an address": Refused(
+        job(checkpoint={"signal": "HTTP"}), ("spec.checkpoint", "http goes with signal HTTP", "give both or neither")
+    ),
+    "an address without HTTP": Refused(
+        job(checkpoint={"http": {"port": 80}}), ("spec.checkpoint", "http goes with signal HTTP")
+    ),
+    "a command without Exec": Refused(
+        job(checkpoint={"signal": "Annotation", "exec": {"command": ["save"]}}),
+        ("spec.checkpoint", "exec goes with signal Exec"),
+    ),
+    "a file that is no answer": Refused(
+        job(checkpoint={"signal": "Annotation", "file": "/c/latest"}), ("spec.checkpoint", "file goes with answer File")
+    ),
+    "reminders by SIGTERM": Refused(
+        job(checkpoint={"intervalSeconds": 60}),
+        ("spec.checkpoint", "nobody is asked while the job runs; remove intervalSeconds"),
+    ),
+    "no time to save": Refused(job(checkpoint={"graceSeconds": 0}), ("spec.checkpoint.graceSeconds", "0")),
+    "a folder that is no path": Refused(
+        job(checkpoint={"path": "checkpoints"}), ("spec.checkpoint.path", '"checkpoints" is not a path; write it from')
+    ),
+    "a role that there is not to ask": Refused(
+        job(checkpoint={"role": "chief"}), ("spec", "checkpoint.role names a role that the job does not have")
+    ),
     "a model but no GPU": Refused(
         job("a", role("worker", 2, container(gpu=None)), gpu={"models": ["H100"]}),
         ("gpu is given", "no container requests a GPU", "add a request such as nvidia.com/gpu: 1"),
@@ -217,6 +252,20 @@ REFUSED = {
 }
 
 ACCEPTED = {
+    "saves by SIGTERM": job(checkpoint={}),
+    "saves when its file says so": job(
+        checkpoint={
+            "signal": "Exec",
+            "answer": "File",
+            "exec": {"command": ["save"]},
+            "file": "/c/latest",
+            "path": "/c",
+            "role": "worker",
+            "graceSeconds": 600,
+            "intervalSeconds": 60,
+        }
+    ),
+    "saves by HTTP": job(checkpoint={"signal": "HTTP", "http": {"port": 8080}}),
     "the smallest job": job(),
     "all of a job": job(
         "full",

@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from queuectl.kube import decode
 from queuectl.kube.pods import manifests, nodes_of
+from queuectl.model.checkpoint import Checkpoint, Report
 from queuectl.model.lifecycle import Attempt, AttemptState
-from queuectl.model.objects import Job
+from queuectl.model.objects import Job, Pod
 from queuectl.model.plan import Placement
 from tests.support.manifests import Manifest, job, role
 
@@ -43,7 +46,7 @@ def test_every_container_is_told_which_pod_it_is_in() -> None:
     told = env(pods["worker", 1])
     assert told == {
         "QUEUECTL_INDEX": "1", "QUEUECTL_RANK": "1", "QUEUECTL_WORLD_SIZE": "3", "QUEUECTL_ATTEMPT": "1",
-        "QUEUECTL_ROLE": "mine", "A": "b",
+        "QUEUECTL_ROLE": "mine", "A": "b", "QUEUECTL_POD": "llm-worker-1-1",
     }  # fmt: skip
     assert "hostname" not in pods["worker", 0]["spec"]
 
@@ -55,3 +58,65 @@ def test_the_first_pod_has_a_name_that_the_others_find() -> None:
     pods = manifests(decoded(manifest), attempt(Placement("worker", "any", "n", 2, ())), 0, {})
     assert {env(pod)["QUEUECTL_MASTER_ADDR"] for pod in pods.values()} == {"llm-worker-1-0.peers"}
     assert pods["worker", 1]["spec"]["hostname"] == "llm-worker-1-1"
+
+
+def test_a_job_that_saves_its_work_is_told_where_it_may_go_on() -> None:
+    manifest = job("llm", role("worker", 1), checkpoint={"signal": "Annotation", "path": "/ckpt"})
+    made = attempt(Placement("worker", "any", "n", 1, ()))
+    first = env(manifests(decoded(manifest), made, 0, {})["worker", 0])
+    assert first["QUEUECTL_CHECKPOINT_DIR"] == "/ckpt"
+    assert not {"QUEUECTL_RESUME_STEP", "QUEUECTL_RESUME_PATH"} & first.keys(), "nothing is known yet"
+    saved = Checkpoint(1.5, 1200, "/ckpt/step-1200", 1)
+    again = env(manifests(decoded(manifest), made, 0, {}, saved)["worker", 0])
+    assert again["QUEUECTL_RESUME_STEP"] == "1200"
+    assert again["QUEUECTL_RESUME_PATH"] == "/ckpt/step-1200"
+
+
+def test_every_container_sees_the_annotation_by_which_its_pod_is_asked() -> None:
+    manifest = job("llm", role("worker", 1), checkpoint={"signal": "Annotation"})
+    template = manifest["spec"]["roles"][0]["template"]["spec"]
+    template |= {"volumes": [{"name": "data", "emptyDir": {}}], "initContainers": [{"name": "first", "image": "x"}]}
+    spec = manifests(decoded(manifest), attempt(Placement("worker", "any", "n", 1, ())), 0, {})["worker", 0]["spec"]
+    assert [volume["name"] for volume in spec["volumes"]] == ["data", "queuectl-ask"]
+    [item] = spec["volumes"][1]["downwardAPI"]["items"]
+    assert item == {"path": "ask", "fieldRef": {"fieldPath": "metadata.annotations['queuectl.dev/checkpoint-ask']"}}
+    for container in (*spec["containers"], *spec["initContainers"]):
+        assert {"name": "queuectl-ask", "mountPath": "/etc/queuectl", "readOnly": True} in container["volumeMounts"]
+        assert {"name": "QUEUECTL_ASK_FILE", "value": "/etc/queuectl/ask"} in container["env"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("soon", "malformed"),
+        ("[]", "Expected `object`"),
+        ('{"step": 3}', "missing required field `at`"),
+        ('{"at": "now"}', "Expected `float`"),
+        ('{"at": -1}', "at is -1.0"),
+        ('{"at": 1, "step": 1.5}', "Expected `int"),
+        ('{"at": 1, "step": -4}', "step is -4"),
+        (f'{{"at": 1, "path": "{2048 * "x"}"}}', "at most 2048 are read"),
+    ],
+)  # fmt: skip
+def test_a_report_that_can_not_be_read_is_told(text: str, problem: str) -> None:
+    seen = decoded_pod(annotation=text)
+    assert seen.report is None
+    assert problem in seen.report_problem
+
+
+def test_what_a_pod_reports_is_read_from_its_annotation_and_its_last_words() -> None:
+    one = '{"ask": "3-1", "step": 7, "at": 100.5, "path": "/c/7", "digest": "sha256:0"}'
+    assert decoded_pod(annotation=one).report == Report("3-1", Checkpoint(100.5, 7, "/c/7"))
+    later = 'bye\nqueuectl-checkpoint: {"ask": null, "step": 9, "at": 110}\n'
+    assert decoded_pod(annotation=one, message=later).report == Report("3-1", Checkpoint(110.0, 9))
+    assert decoded_pod(message="queuectl-checkpoint: {").report_problem
+    assert decoded_pod(annotation=one, ours=False).report is None, "others' pods may use the name as they like"
+
+
+def decoded_pod(*, annotation: str = "", message: str = "", ours: bool = True) -> Pod:
+    meta: Manifest = {"name": "p", "uid": "u", "annotations": {"queuectl.dev/checkpoint": annotation}}
+    if ours:
+        meta["labels"] = {"queuectl.dev/workload-uid": "w", "queuectl.dev/attempt": "3"}
+    ends = [{"state": {"terminated": {"exitCode": 0, "message": message}}}]
+    pod = {"metadata": meta, "status": {"containerStatuses": ends}}
+    return decode.pod(json.dumps(pod).encode()).value

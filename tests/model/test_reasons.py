@@ -62,6 +62,6 @@ def test_an_admission_adds_up_per_node() -> None:
 
 def test_states_with_a_step() -> None:
     assert STEP_OF.keys() == {
-        AttemptState.RESERVED, AttemptState.CREATED, AttemptState.SHRINKING,
-        AttemptState.REPAIRING, AttemptState.GROWING, AttemptState.ENDING,
+        AttemptState.RESERVED, AttemptState.CREATED, AttemptState.SHRINKING, AttemptState.REPAIRING,
+        AttemptState.GROWING, AttemptState.CHECKPOINTING, AttemptState.ENDING,
     }  # fmt: skip

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from queuectl.model.lifecycle import UNDER_WAY, AttemptState, Done, End, Move, Outcome, Shrink, WorkloadState
+from queuectl.model.checkpoint import Ask
+from queuectl.model.lifecycle import LEAVING, UNDER_WAY, AttemptState, Done, End, Move, Outcome, Shrink, WorkloadState
 from queuectl.model.plan import Admission, Eviction, Placement, Portion, Preempt, Repair
 from queuectl.model.policy import Cause, Quota
 from queuectl.model.reasons import Reason, why
@@ -24,7 +25,7 @@ UIDS = [f"w{i}" for i in range(6)]
 NODES = ["n1", "n2", "n3"]
 QUEUES = ["q1", "q2"]
 TOP = "top"  # the queue above them
-CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, REPAIRING, GROWING, ENDING, ENDED = AttemptState
+CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, SHRINKING, REPAIRING, GROWING, CHECKPOINTING, ENDING, ENDED = AttemptState
 LIFE = [CLAIMED, RESERVED, CREATED, UNGATED, RUNNING, ENDING, ENDED]
 PLACES = st.dictionaries(st.sampled_from(NODES), st.integers(1, 6), min_size=1)
 SHRUNK = why(
@@ -65,8 +66,19 @@ class Job:
         self.claimed_by = uid if self.holds else ""
         if self.leaving:
             self.at = SHRINKING
-        elif self.at is not ENDING:
-            self.at, self.end = ENDING, REQUEUE
+        elif self.at not in LEAVING:
+            self.at, self.end = self.told.first, self.told
+
+    @property
+    def told(self) -> End:
+        """How it goes for another: who runs is asked to save its work first."""
+        return replace(REQUEUE, ask=Ask(900.0, 960.0, 1)) if self.at is RUNNING else REQUEUE
+
+
+def _next(at: AttemptState) -> int:
+    """Return the place in its life that follows upon a state."""
+    beside = {SHRINKING: RUNNING, REPAIRING: RUNNING, GROWING: RUNNING, CHECKPOINTING: ENDING}
+    return LIFE.index(beside[at]) if at in beside else LIFE.index(at) + 1
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -198,7 +210,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     (
                         Preempt(_admission(uid, places), tuple(Eviction(victim, Cause.QUEUE) for victim in victims)),
                         1,
-                        {v: Shrink(SHRUNK, _part(parts[v])) if v in parts else REQUEUE for v in victims},
+                        {v: Shrink(SHRUNK, _part(parts[v])) if v in parts else self.told(v) for v in victims},
                     )
                     for uid, places, victims in claims
                 ],
@@ -228,6 +240,9 @@ class LedgerMachine(RuleBasedStateMachine):
                 refused.append(uid)
         assert ([a.uid for a in result.admitted], [a.uid for a in result.claimed]) == (admitted, claimed)
         assert result.refused == refused
+
+    def told(self, uid: str) -> End:
+        return self.jobs[uid].told if uid in self.jobs else REQUEUE
 
     @rule(uid=st.sampled_from(UIDS), queue=st.sampled_from(QUEUES), places=PLACES)
     def start(self, uid: str, queue: str, places: dict[str, int]) -> None:
@@ -346,7 +361,7 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def advance(self, moves: list[tuple[str, int, AttemptState, Outcome, bool]]) -> None:
         given = [
-            Move(uid, number, to, End(why(Reason.DELETED), outcome, charged=charged) if to is ENDING else None)
+            Move(uid, number, to, End(why(Reason.DELETED), outcome, charged=charged) if to in LEAVING else None)
             for uid, number, to, outcome, charged in moves
         ]
         self._advance(given)
@@ -357,8 +372,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Bring an active attempt some arrows further."""
         active = [(uid, job, job.at) for uid, job in sorted(self.jobs.items()) if job.at is not None]
         uid, job, at = active[pick % len(active)]
-        here = LIFE.index(at) + 1 if at in LIFE else LIFE.index(RUNNING)
-        ahead = [*([GROWING] if at is REPAIRING else []), *LIFE[here:]]
+        ahead = [*([GROWING] if at is REPAIRING else []), *LIFE[_next(at) :]]
         end = End(why(Reason.DELETED), outcome)
         self._advance([Move(uid, job.attempt, to, end if to is ENDING else None) for to in ahead[:arrows]])
 
@@ -482,9 +496,11 @@ class LedgerMachine(RuleBasedStateMachine):
         return ours and len(done.pods) == sum(pods.values()) < sum(job.held.values())
 
     def ahead(self, at: AttemptState) -> set[AttemptState]:
-        if at in {SHRINKING, REPAIRING, GROWING}:
-            return {GROWING if at is REPAIRING else RUNNING, ENDING}
+        if at in {SHRINKING, REPAIRING, GROWING, CHECKPOINTING}:
+            return {GROWING if at is REPAIRING else LIFE[_next(at)], ENDING}
         here = LIFE.index(at)
+        if at is RUNNING:
+            return {CHECKPOINTING, ENDING}
         return set(LIFE[here + 1 : here + 2]) | ({ENDING} if here < LIFE.index(ENDING) else set())
 
     def may_start(self, uid: str) -> bool:

@@ -26,7 +26,17 @@ from queuectl.demo.observer import Observer
 from queuectl.demo.watch import Watch
 from queuectl.kube import decode
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
-from queuectl.kube.names import API, ATTEMPT_LABEL, INDEX_LABEL, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
+from queuectl.kube.names import (
+    API,
+    ASK,
+    ATTEMPT_LABEL,
+    INDEX_LABEL,
+    JOB_LABEL,
+    REPORT,
+    ROLE_LABEL,
+    jobs_path,
+    pods_path,
+)
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes
 from queuectl.model.plan import PodKey
@@ -164,6 +174,8 @@ class Play:
         self._pods: dict[str, list[Object]] = {}  # as last seen, by job
         self._known: set[tuple[str, ...]] = set()  # what has waited for the clock, or does
         self._waiting: set[tuple[str, ...]] = set()  # what does
+        self._since: dict[tuple[str, str], float] = {}  # when attempts began to run, by job and number
+        self._saves: set[Action] = set()  # on the agenda: what goes on for as long as a job runs
         self._asked = 0
         self._last_event = 0
         self._held: set[tuple[str, int]] = set()  # attempts whose room was ever more than a promise
@@ -175,9 +187,9 @@ class Play:
         for want in scenario.want:
             for when in {want.at, *(want.started_by or {}).values()} - {None}:
                 self._at(when, _look_only)  # type: ignore[arg-type]
-        self._timed = any(form.start_deadline_seconds or form.max_run_seconds for form in scenario.jobs) or any(
-            event.fail for event in scenario.events
-        )
+        self._timed = any(
+            form.start_deadline_seconds or form.max_run_seconds or form.save_grace for form in scenario.jobs
+        ) or any(event.fail for event in scenario.events)
         for queue in scenario.queues:
             rules = queue.preemption
             self._timed = self._timed or bool(rules and (rules.wait_seconds or rules.min_run_seconds))
@@ -289,6 +301,7 @@ class Play:
         manifest["metadata"]["namespace"] = self._namespace(form.namespace)
         manifest["spec"] |= {"queue": self._full(form.queue), **more}
         self._paced(manifest["spec"], "startDeadlineSeconds", "maxRunSeconds")
+        self._paced(manifest["spec"].get("checkpoint", {}), "graceSeconds")
         annotations = {
             f"{_SIMULATED}/never-ready": "true" if form.start_seconds else None,
             f"{_SIMULATED}/stop-after": "1000h" if form.grace else None,
@@ -427,9 +440,37 @@ class Play:
             for seconds, keys in form.pod_ends.items() if status.get("phase") == "Running" else ():
                 what = ("run", name, attempt, f"{seconds}")
                 self._once(seconds, lambda n=name, a=attempt, k=keys: self._succeed(n, a, k), *what)  # type: ignore[misc]
+            if form.checkpoints and status.get("phase") == "Running":
+                self._save_in_time(name, attempt, form.checkpoints)
+            for pod in current if form.saves is not None else ():
+                if ask := pod["metadata"].get("annotations", {}).get(ASK):
+                    name_of_ask = msgspec.json.decode(ask)["id"]
+                    self._once(form.saves or 0.0, lambda p=pod, a=name_of_ask: self._save([p], a), "save", ask)  # type: ignore[misc]
             for pod in self._pods.get(name, ()):
                 if form.grace and _is_stopping(pod):
                     self._once(form.grace, lambda pod=pod: self._remove_pod(pod), "stop", pod["metadata"]["name"])  # type: ignore[misc]
+
+    def _save_in_time(self, job: str, attempt: str, every: float) -> None:
+        """Have a running job save its work at its next time, if anything else is still to happen then."""
+        since = self._since.setdefault((job, attempt), self.now)
+        number = int((self.now - since) // every) + 1
+        at, what = since + number * every, ("save", job, attempt, str(number))
+        if what in self._known or not any(when >= at and act not in self._saves for when, _, act in self._agenda):
+            return
+        self._known.add(what)
+
+        async def act() -> None:
+            self._saves.discard(act)
+            if str(_status(self._jobs.get(job, {})).get("attempt")) == attempt:
+                await self._save(self._current(job), None, number)
+
+        self._saves.add(act)
+        self._at(at, act)
+
+    async def _save(self, pods: Iterable[Object], ask: str | None, step: int | None = None) -> None:
+        report = msgspec.json.encode({"ask": ask, "step": step, "at": time.time()}).decode()
+        for pod in pods:
+            await self._annotate(pod, {REPORT: report})
 
     async def _succeed(self, job: str, attempt: str, keys: Collection[PodKey]) -> None:
         self._observe()
@@ -457,6 +498,8 @@ class Play:
             "not looked at yet": status.get("observedGeneration") != job["metadata"]["generation"] and not stopping,
             "giving back what its pods held": status.get("phase") == "Running" and held > running,
             "starting": _is_starting(status) and not starting,
+            "being asked to save": status.get("phase") == "Checkpointing" and not all(map(_is_asked, pods)),
+            "about to leave": status.get("phase") == "Checkpointing" and any(map(_has_answered, pods)),
             "ending": status.get("phase") == "Stopping" and not stopping,
         }
         return next((way for way, holds in ways.items() if holds), "")
@@ -601,6 +644,16 @@ def _is_ending(pod: Object) -> bool:
     """Tell whether a pod that runs has been told how to end."""
     told = f"{_SIMULATED}/run-seconds" in pod["metadata"].get("annotations", {})
     return told and pod["status"].get("phase") == "Running" and not _is_stopping(pod)
+
+
+def _is_asked(pod: Object) -> bool:
+    return ASK in pod["metadata"].get("annotations", {})
+
+
+def _has_answered(pod: Object) -> bool:
+    """Tell whether a pod has saved its work for an ask, whichever."""
+    report = pod["metadata"].get("annotations", {}).get(REPORT)
+    return report is not None and msgspec.json.decode(report)["ask"] is not None
 
 
 def _is_ready(pod: Object) -> bool:

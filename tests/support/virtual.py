@@ -104,6 +104,7 @@ def jobs(draw: st.DrawFn, name: str, *, ends: bool = False) -> dict[str, Any]:
         "grace": draw(st.sampled_from([0, 0, 1, 7])),
         "startSeconds": draw(st.sampled_from([0, 0, 0, 2])),
         "checkpoints": draw(st.sampled_from([None, 2, 30])),
+        **draw(st.sampled_from([{}, {}, {"saves": 0}, {"saves": 3}, {"saves": 20}, {"saveGrace": 8}])),
         "runs": draw(st.lists(st.sampled_from([1, 9, 70]), min_size=1, max_size=pods))
         if ends and draw(st.booleans())
         else None,

@@ -1,0 +1,89 @@
+"""The checkpoint handshake: who is asked to save, whether all have, what is saved and what an interruption cost. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from queuectl.core.elastic import keys
+from queuectl.model.checkpoint import Ask, Checkpoint, Interruption, Report, Signal
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome
+from queuectl.model.objects import Job, Pod
+from queuectl.model.plan import PodKey, gpus_of
+from queuectl.model.reasons import Why
+from queuectl.model.work import NO_WORK, Work
+
+Reports = Mapping[PodKey, Report]
+
+
+def asked(attempt: Attempt, job: Job) -> list[PodKey]:
+    """Return the pods of a gang that are asked to save its work, in order."""
+    if job.saving is None:
+        return []
+    waited_for = {role.name for role in job.gang.roles if role.must_succeed}
+    roles = {job.saving.role} if job.saving.role else waited_for
+    return [key for key in keys(attempt.placements, attempt.done) if key[0] in roles]
+
+
+def leave(attempt: Attempt, job: Job | None, cause: Why, now: float) -> End:
+    """Return the end of an attempt that goes for somebody else. If it runs it is asked to save its work before."""
+    if job is None or job.saving is None or attempt.state is not AttemptState.RUNNING:
+        return End(cause, Outcome.REQUEUE)
+    by_deletion = job.saving.signal is Signal.SIG_TERM
+    pods = 0 if by_deletion else len(asked(attempt, job))
+    if not pods and not by_deletion:
+        return End(cause, Outcome.REQUEUE)
+    return End(cause, Outcome.REQUEUE, ask=Ask(now, now + job.saving.grace_seconds, pods))
+
+
+def answered(attempt: Attempt, job: Job, pods: Mapping[PodKey, Pod], reports: Reports, ask: Ask) -> list[PodKey]:
+    """Return those of the asked pods that have done what they are asked for, or have nothing to save any more."""
+    name = ask.id(attempt.number)
+    return [
+        key
+        for key in asked(attempt, job)
+        if (key in reports and reports[key].ask == name) or (key in pods and pods[key].phase == "Succeeded")
+    ]
+
+
+def saved(attempt: Attempt, job: Job, reports: Reports, now: float) -> Checkpoint | None:
+    """Return the last checkpoint of which each pod that is asked has its part: the oldest of their latest ones.
+
+    What is dated in the future is of now.
+    """
+    latest = [reports[key].saved if key in reports else None for key in asked(attempt, job)]
+    known = [one for one in latest if one is not None]
+    if not known or len(known) < len(latest):
+        return None
+    oldest = min(known, key=lambda one: (-1 if one.step is None else one.step, one.at))
+    return replace(oldest, at=min(oldest.at, now), attempt=attempt.number)
+
+
+def remind(attempt: Attempt, job: Job, last: Ask | None, now: float) -> Ask | None:
+    """Return an ask that is due while the attempt runs on: its user wants a checkpoint, or it is time for one.
+
+    ``last``: the latest ask of the attempt, if any.
+    """
+    saving, since = job.saving, attempt.running_at
+    if saving is None or saving.signal is Signal.SIG_TERM or attempt.state is not AttemptState.RUNNING or since is None:
+        return None
+    since, wanted = max(since, attempt.saved_at or 0.0), job.save_asked_at
+    if wanted is not None and since < wanted and (last is None or last.at < wanted):
+        return Ask(wanted, now + saving.grace_seconds)
+    since = max(since, last.at if last else 0.0)
+    if saving.interval_seconds is not None and now >= since + saving.interval_seconds:
+        return Ask(now, now + saving.grace_seconds)
+    return None
+
+
+def interruption(attempt: Attempt, step: int | None) -> Interruption | None:
+    """Return what the end of an attempt cost, if it ran and its job goes on. ``step``: of its last checkpoint."""
+    end, at = attempt.end, attempt.ending_at
+    if end is None or end.outcome is not Outcome.REQUEUE or attempt.running_at is None or at is None:
+        return None
+    since = max(attempt.running_at, attempt.saved_at or 0.0)
+    gpus = gpus_of(attempt.placements)
+    lost = Work.of(gpus, attempt.whole.pods, max(0, int(at - since))) if attempt.placements else NO_WORK
+    done = None
+    if end.ask is not None:
+        in_time = attempt.saved_at is not None and attempt.saved_at >= end.ask.at
+        done = end.ask.answered >= end.ask.pods if end.ask.pods else in_time
+    return Interruption(at, end.why.code, attempt.saved_at, step if attempt.saved_at else None, lost, done)

@@ -1,0 +1,206 @@
+"""The checkpoint handshake: who is asked, when a gang may go, and what an interruption cost."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from queuectl.core.checkpoint import asked, interruption, leave, remind, saved
+from queuectl.core.elastic import finished
+from queuectl.core.lifecycle import View, deadline, next_move
+from queuectl.model.checkpoint import Answer, Ask, Checkpoint, Report, Saving, Signal
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
+from queuectl.model.objects import Job, Place, Pod
+from queuectl.model.plan import Placement, PodKey
+from queuectl.model.reasons import Reason, why
+from queuectl.model.resources import CARD
+from queuectl.model.work import Work
+from tests.support.builders import gang, requests, role
+
+NOW, RUNNING_AT = 2000.0, 1000.0
+DRAINED = why(Reason.QUEUE_DRAINED, queue="q")
+A, B, PS = ("worker", 0), ("worker", 1), ("ps", 0)
+PLACEMENTS = (
+    Placement("worker", "any", "n", 2, requests(gpu=4), 4 * CARD), Placement("ps", "any", "n", 1, requests(cpu=1)),
+)  # fmt: skip
+SAVING = Saving(Signal.ANNOTATION, Answer.ANNOTATION, grace_seconds=60)
+JOB = Job(
+    gang("g", role("worker", 2, gpu=4), role("ps", 1, must_succeed=False)), 1, "1", max_run_seconds=1005, saving=SAVING
+)
+RUNNING = Attempt("g", 3, AttemptState.RUNNING, 1, PLACEMENTS, 900.0, RUNNING_AT)
+WORKLOAD = Workload("g", "team", "g", "q", 0, 0.0, 1, attempt=3)
+PODS = {
+    key: Pod(f"{key}", "team", f"g-{key[0]}-{key[1]}", "1", "n", "Running", ready=True, role=key[0], index=key[1])
+    for key in (A, B, PS)
+}
+
+
+def leaving(job: Job = JOB) -> Attempt:
+    end = leave(RUNNING, job, DRAINED, NOW)
+    return replace(RUNNING, state=end.first, end=end)
+
+
+def view(**given: Any) -> View:
+    known: dict[str, Any] = {
+        "workload": WORKLOAD, "attempt": leaving(), "job": JOB, "pods": PODS, "places": {"n": Place.GOOD}, "now": NOW + 1,
+    }  # fmt: skip
+    return View(**{**known, **given})
+
+
+def report(name: str = "", at: float = NOW, step: int | None = None) -> Report:
+    return Report(name, Checkpoint(at, step))
+
+
+def end_of(move: Move | None) -> End:
+    assert move is not None
+    assert move.to is AttemptState.ENDING
+    assert move.end is not None
+    return move.end
+
+
+def test_who_has_to_go_is_asked_first_if_its_job_says_how() -> None:
+    assert leaving().state is AttemptState.CHECKPOINTING
+    assert leaving().end == End(DRAINED, Outcome.REQUEUE, ask=Ask(NOW, NOW + 60, pods=2))
+    assert deadline(leaving(), JOB) == NOW + 60
+    assert leave(RUNNING, replace(JOB, saving=None), DRAINED, NOW) == End(DRAINED, Outcome.REQUEUE)
+    starting = replace(RUNNING, state=AttemptState.UNGATED, running_at=None)
+    assert leave(starting, JOB, DRAINED, NOW).first is AttemptState.ENDING, "it has nothing to save"
+    by_signal = replace(JOB, saving=Saving(grace_seconds=60))
+    assert leave(RUNNING, by_signal, DRAINED, NOW).ask == Ask(NOW, NOW + 60, pods=0)
+    assert leaving(by_signal).state is AttemptState.ENDING, "its pods are asked by their deletion"
+
+
+def test_pods_of_the_role_are_asked_or_of_all_that_must_succeed() -> None:
+    assert asked(RUNNING, JOB) == [A, B]
+    assert asked(RUNNING, replace(JOB, saving=replace(SAVING, role="ps"))) == [PS]
+    assert asked(RUNNING.without(finished(RUNNING, [A])), JOB) == [B], "what is done has nothing to save"
+
+
+ID = Ask(NOW, NOW + 60).id(3)
+
+
+@pytest.mark.parametrize(
+    ("given", "answered"),
+    [
+        ({"reports": {A: report(ID), B: report(ID)}}, 2),
+        ({"reports": {A: report(ID)}, "pods": {**PODS, B: replace(PODS[B], phase="Succeeded")}}, 2),
+        ({"reports": {A: report(ID)}, "now": NOW + 60}, 1),
+        ({"now": NOW + 3600}, 0),
+        ({"reports": {A: report(ID)}, "pods": {**PODS, B: replace(PODS[B], phase="Failed", exit_code=1)}}, 1),
+        ({"pods": {A: PODS[A], PS: PODS[PS]}}, 0),
+        ({"places": {"n": Place.GONE}}, 0),
+    ],
+    ids=[
+        "all answer",
+        "one is done",
+        "one is late",
+        "all are late",
+        "one dies of it",
+        "one is removed",
+        "their node is lost",
+    ],
+)
+def test_a_gang_goes_when_all_have_answered_or_can_not_any_more(given: dict[str, Any], answered: int) -> None:
+    over = min(given.get("now", NOW + 1), NOW + 60)
+    assert end_of(next_move(view(**given))) == End(DRAINED, Outcome.REQUEUE, ask=Ask(NOW, over, 2, answered))
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        {},
+        {A: report(ID)},
+        {A: report(ID), B: report(at=NOW + 1)},
+        {A: report(ID), B: report(Ask(NOW - 9, NOW).id(3))},
+        {A: report(ID), B: report(Ask(NOW, NOW + 60).id(2))},
+        {A: report(ID), PS: report(ID)},
+    ],
+    ids=["nobody", "one of two", "unasked", "an earlier ask", "of an earlier attempt", "whoever was not asked"],
+)
+def test_until_then_it_stays(reports: dict[PodKey, Report]) -> None:
+    assert next_move(view(reports=reports)) is None
+    assert next_move(view(reports=reports, now=NOW + 59)) is None, "also past its maxRunSeconds"
+
+
+def test_an_ask_that_is_answered_twice_and_reports_after_it_are_answered() -> None:
+    twice = report(ID, NOW + 1, 10).after(report(ID, NOW, 10))
+    later = report("", NOW + 9, 20).after(twice)
+    assert later == Report(ID, Checkpoint(NOW + 9, 20))
+    assert end_of(next_move(view(reports={A: later, B: twice}))).ask == Ask(NOW, NOW + 1, 2, 2)
+
+
+def test_who_succeeds_while_it_is_asked_has_succeeded() -> None:
+    done = {key: replace(pod, phase="Succeeded") for key, pod in PODS.items() if key != PS}
+    assert end_of(next_move(view(pods={**PODS, **done}))).outcome is Outcome.SUCCEEDED
+
+
+def test_who_is_deleted_while_it_is_asked_is_not_waited_for() -> None:
+    assert end_of(next_move(view(job=replace(JOB, deleting=True)))).outcome is Outcome.DELETED
+
+
+def test_the_last_checkpoint_is_the_oldest_of_the_latest_ones() -> None:
+    two = {A: report(at=NOW - 5, step=30), B: report(at=NOW - 9, step=20)}
+    assert saved(RUNNING, JOB, two, NOW) == Checkpoint(NOW - 9, 20, attempt=3)
+    assert saved(RUNNING, JOB, {A: two[A]}, NOW) is None, "the other has none yet"
+    ahead = {A: report(at=NOW + 99, step=30), B: report(at=NOW + 99, step=30)}
+    assert saved(RUNNING, JOB, ahead, NOW) == Checkpoint(NOW, 30, attempt=3), "its clock is ahead"
+
+
+def test_a_checkpoint_never_goes_back() -> None:
+    last = Checkpoint(NOW, 30, attempt=3)
+    assert Checkpoint(NOW + 1, 31, attempt=3).follows(last)
+    assert Checkpoint(NOW - 500, 5, attempt=4).follows(last), "a later attempt went on from an older one"
+    assert not Checkpoint(NOW + 1, 29, attempt=3).follows(last)
+    assert not Checkpoint(NOW - 1, 31, attempt=3).follows(last)
+    assert not Checkpoint(NOW + 1, 40, attempt=2).follows(last)
+    assert not last.follows(last)
+
+
+@pytest.mark.parametrize(
+    ("saved_at", "answered", "seconds", "told"),
+    [(None, 0, 1060, False), (NOW + 50, 1, 10, False), (NOW + 60, 2, 0, True), (RUNNING_AT - 5, 0, 1060, False)],
+)
+def test_an_interruption_costs_the_work_since_the_last_checkpoint(
+    saved_at: float | None,
+    answered: int,
+    seconds: int,
+    told: bool,  # noqa: FBT001
+) -> None:
+    end = End(DRAINED, Outcome.REQUEUE, ask=Ask(NOW, NOW + 60, 2, answered))
+    over = replace(RUNNING, state=AttemptState.ENDING, end=end, ending_at=NOW + 60, saved_at=saved_at)
+    found = interruption(over, 7)
+    assert found is not None
+    assert found.lost == Work(8 * seconds)
+    assert (found.cause, found.saved_at, found.answered) == ("QueueDrained", saved_at, told)
+    assert found.saved_step == (7 if saved_at else None)
+    assert next_move(view(attempt=over, pods={})) == Move(
+        "g", 3, AttemptState.ENDED, interruption=replace(found, saved_step=None)
+    )
+
+
+def test_what_ends_for_good_or_never_ran_is_no_interruption() -> None:
+    over = replace(RUNNING, state=AttemptState.ENDING, ending_at=NOW, end=End(why(Reason.SUCCEEDED), Outcome.SUCCEEDED))
+    assert interruption(over, None) is None
+    assert interruption(replace(over, end=End(DRAINED, Outcome.REQUEUE), running_at=None), None) is None
+
+
+def test_a_running_job_is_reminded_after_each_interval_without_a_checkpoint() -> None:
+    job = replace(JOB, saving=replace(SAVING, interval_seconds=100))
+    assert remind(RUNNING, job, None, RUNNING_AT + 99) is None
+    assert remind(RUNNING, job, None, RUNNING_AT + 100) == Ask(RUNNING_AT + 100, RUNNING_AT + 160)
+    assert remind(RUNNING, job, Ask(RUNNING_AT + 100, 0), RUNNING_AT + 199) is None
+    assert remind(replace(RUNNING, saved_at=RUNNING_AT + 50), job, None, RUNNING_AT + 149) is None
+    assert remind(leaving(), job, None, NOW) is None
+    by_signal = replace(job, saving=Saving(interval_seconds=100))
+    assert remind(RUNNING, by_signal, None, NOW) is None, "that would end it"
+    assert remind(RUNNING, JOB, None, NOW) is None
+
+
+def test_a_job_is_asked_once_when_its_user_wants_a_checkpoint() -> None:
+    job = replace(JOB, save_asked_at=NOW - 1)
+    ask = remind(RUNNING, job, None, NOW)
+    assert ask == Ask(NOW - 1, NOW + 60)
+    assert remind(RUNNING, job, None, NOW + 5) == Ask(NOW - 1, NOW + 65), "by the same name after a restart"
+    assert remind(RUNNING, job, ask, NOW + 1) is None
+    assert remind(replace(RUNNING, saved_at=NOW), job, None, NOW + 1) is None, "it has been made"
+    assert remind(replace(RUNNING, running_at=NOW), job, None, NOW) is None, "it was wanted of an earlier attempt"
