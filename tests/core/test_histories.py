@@ -28,11 +28,11 @@ ARROWS = {
 EIGHT = requests(gpu=8)
 PLACEMENTS = (
     Placement("a", "any", "n1", 1, EIGHT),
-    Placement("a", "any", "n2", 1, EIGHT),
-    Placement("b", "any", "n2", 1, EIGHT),
+    Placement("a", "any", "n2", 1, EIGHT, first=1),
+    Placement("b", "any", "n1", 1, EIGHT),
 )
 KEYS: list[PodKey] = [("a", 0), ("a", 1), ("b", 0)]
-NODE = dict(zip(KEYS, ["n1", "n2", "n2"], strict=True))
+NODE = dict(zip(KEYS, ["n1", "n2", "n1"], strict=True))
 keys = st.sampled_from(KEYS)
 
 
@@ -190,6 +190,15 @@ class GangMachine(RuleBasedStateMachine):
             self.apply(Move("g", self.attempt.number, UNGATED))
             self.look()
 
+    @precondition(lambda self: self.state() is RESERVED)
+    @rule()
+    def come_up(self) -> None:
+        """Start all the way, which chance alone seldom does."""
+        self.create_all()
+        if self.state() is CREATED:
+            self.ungate_all()
+        self.all_get_ready()
+
     @precondition(lambda self: self.state() is ENDING)
     @rule(key=keys)
     def remove(self, key: PodKey) -> None:
@@ -219,9 +228,17 @@ class GangMachine(RuleBasedStateMachine):
     def grow(self) -> None:
         """It gets that pod back; the one that it had may be there still, if it has ended."""
         self.growths += 1
-        self.attempt = self.attempt.growing(Portion((replace(PLACEMENTS[1], first=1),)), self.now)
+        self.attempt = self.attempt.growing(Portion((PLACEMENTS[1],)), self.now)
         assert coming(self.attempt) == {("a", 1): NODE["a", 1]}
         self.look()
+
+    @precondition(lambda self: self.state() is RUNNING and self.job is not None and self.job.replaces_lost_pods)
+    @rule(place=st.sampled_from([Place.GOOD, Place.CLOSED, Place.GONE]), found=st.booleans())
+    def lose_the_second(self, place: Place, found: bool) -> None:  # noqa: FBT001
+        self.places[self.home["a", 1]] = place
+        self.change(("a", 1), deleting=True, disrupted="drained")
+        if loss(self.view) is not None:
+            self.repair(found or place is Place.GOOD)
 
     @precondition(lambda self: loss(self.view) is not None)
     @rule(found=st.booleans())
