@@ -133,8 +133,8 @@ class GangMachine(RuleBasedStateMachine):
         self.workload = replace(self.workload, failures=failures, late_starts=late, not_before=end.not_before)
         if end.outcome is not Outcome.REQUEUE:
             self.over = end.outcome
-        if end.outcome is Outcome.FAILED and end.why.reason is Reason.BACKOFF_LIMIT_EXCEEDED:
-            assert self.job is not None
+        if end.why.reason is Reason.BACKOFF_LIMIT_EXCEEDED and self.job is not None:
+            assert end.outcome is Outcome.FAILED
             assert self.workload.failures == self.job.backoff_limit + 1
 
     def look(self) -> None:
@@ -345,7 +345,7 @@ class GangMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_done_is_given_back_and_no_longer_missed(self) -> None:
-        if self.state() in UNDER_WAY and self.attempt.whole.pods > 1:
+        if self.state() in UNDER_WAY and self.attempt.whole.pods > 1 and loss(self.view) is None:
             there = members(self.attempt, self.pods)
             assert len(there) == self.attempt.whole.pods - len(coming(self.attempt))
             assert not any(pod.phase == "Succeeded" for pod in there)
