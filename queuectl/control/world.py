@@ -128,8 +128,7 @@ class World:
             peers.pop((old.role, old.index), None)
             if not peers:
                 self.pods.pop(key, None)
-            replaced = self._active(key) and (old.role, old.index) in self.attempts[old.workload].coming
-            if old.phase == "Succeeded" and self._active(key) and not replaced:
+            if old.phase == "Succeeded" and self._active(key) and not self._replaced(old):
                 self._cleared.setdefault(key, {})[old.role, old.index] = old
         for pod in (old, new):
             if pod is not None and pod.workload:
@@ -599,6 +598,11 @@ class World:
         """Its pods are covered by its reservation, or not any longer."""
         for pod in self.pods.get((attempt.uid, attempt.number), {}).values():
             self._count(pod)
+
+    def _replaced(self, pod: Pod) -> bool:
+        """Tell whether a pod of an active attempt is a lost one that has to go before another has its name."""
+        attempt = self.attempts[pod.workload]
+        return attempt.state is AttemptState.REPAIRING and (pod.role, pod.index) in attempt.coming
 
     def _active(self, key: AttemptKey) -> bool:
         attempt = self.attempts.get(key[0])

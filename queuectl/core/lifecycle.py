@@ -159,7 +159,7 @@ def _onwards(view: View) -> AttemptState | None:
 def _done(view: View) -> Move | None:
     """Give back what pods held that are done, all of them at once; but an attempt never holds nothing."""
     attempt = view.attempt
-    if attempt.state not in UNDER_WAY:
+    if attempt.state not in UNDER_WAY or loss(view):  # that a lost one ended well is no matter
         return None
     gone = [key for key in _keys(attempt) if key in view.pods and view.pods[key].phase == "Succeeded"]
     if not gone or len(gone) == attempt.whole.pods:
