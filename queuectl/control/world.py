@@ -713,7 +713,8 @@ class World:
         pods, places = pods_of(attempt.placements), self._places(attempt)
         roles = tuple(replace(role, pods=pods[role.name]) for role in gang.roles if role.name in pods)
         good = frozenset(node for node, place in places.items() if place is Place.GOOD)
-        return Broken(replace(gang, roles=roles), attempt.whole, loss.pods, good, loss.why)
+        closed = frozenset(node for node, place in places.items() if place in {Place.CLOSED, Place.GONE})
+        return Broken(replace(gang, roles=roles), attempt.whole, loss.pods, good, closed, loss.why)
 
     def _elastic(self, attempt: Attempt) -> Portion | None:
         """Return the pods of an attempt that it can give up and run on; only when all of its pods are ready."""
