@@ -140,7 +140,8 @@ def uncertain(job: Job) -> Why:
 def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why, now: float) -> list[dict[str, Any]]:
     """Return the conditions of a job."""
     finished = workload.state is WorkloadState.FINISHED and phase(workload, attempt) != "Stopping"
-    running = attempt is not None and attempt.state in UP | {AttemptState.CHECKPOINTING}
+    up = attempt is not None and attempt.state in UP | {AttemptState.CHECKPOINTING}
+    running = attempt is not None and up and not attempt.replaces
     told = [
         ("QuotaReserved", attempt is not None and attempt.holds, cause),
         ("Admitted", attempt is not None and attempt.holds, cause),
@@ -148,7 +149,7 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
     ]
     if job.unpromised:
         told.append(("PlaceUncertain", True, uncertain(job)))
-    if attempt is not None and attempt.shrunk is not None:
+    if attempt is not None and attempt.shrunk is not None and not attempt.replaces:
         told.append(("Shrunk", True, attempt.shrunk))
     end = attempt.end if attempt else workload.last_end
     if end is not None and end.ask is not None and end.ask.pods:

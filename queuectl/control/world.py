@@ -157,8 +157,7 @@ class World:
             peers.pop((old.role, old.index), None)
             if not peers:
                 self.pods.pop(key, None)
-            replaced = self._active(key) and (old.role, old.index) in self.attempts[old.workload].coming
-            if old.phase == "Succeeded" and self._active(key) and not replaced:
+            if old.phase == "Succeeded" and self._active(key) and not self._replaced(old):
                 self._cleared.setdefault(key, {})[old.role, old.index] = old
         for pod in (old, new):
             if pod is not None and pod.workload:
@@ -819,6 +818,11 @@ class World:
         for pod in self.pods.get((attempt.uid, attempt.number), {}).values():
             self._count(pod)
 
+    def _replaced(self, pod: Pod) -> bool:
+        """Tell whether a pod of an active attempt is a lost one that has to go before another has its name."""
+        attempt = self.attempts[pod.workload]
+        return attempt.state is AttemptState.REPAIRING and (pod.role, pod.index) in attempt.coming
+
     def _active(self, key: AttemptKey) -> bool:
         attempt = self.attempts.get(key[0])
         return attempt is not None and attempt.number == key[1]
@@ -928,7 +932,8 @@ class World:
         pods, places = pods_of(attempt.placements), self._places(attempt)
         roles = tuple(replace(role, pods=pods[role.name]) for role in gang.roles if role.name in pods)
         good = frozenset(node for node, place in places.items() if place is Place.GOOD)
-        return Broken(replace(gang, roles=roles), attempt.whole, loss.pods, good, loss.why)
+        closed = frozenset(node for node, place in places.items() if place in {Place.CLOSED, Place.GONE})
+        return Broken(replace(gang, roles=roles), attempt.whole, loss.pods, good, closed, loss.why)
 
     def _elastic(self, attempt: Attempt) -> Portion | None:
         """Return the pods of an attempt that it can give up and run on; only when all of its pods are ready."""

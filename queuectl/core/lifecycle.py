@@ -170,7 +170,7 @@ def _onwards(view: View) -> AttemptState | None:
 def _done(view: View) -> Move | None:
     """Give back what pods held that are done, all of them at once; but an attempt never holds nothing."""
     attempt = view.attempt
-    if attempt.state not in UNDER_WAY:
+    if attempt.state not in UNDER_WAY or loss(view):  # that a lost one ended well is no matter
         return None
     gone = [key for key in _keys(attempt) if key in view.pods and view.pods[key].phase == "Succeeded"]
     if not gone or len(gone) == attempt.whole.pods:
@@ -238,9 +238,9 @@ def _lost(view: View) -> End | None:
         if missing or any(pod.node == node and not pod.ended for pod in pods):
             return End(why(Reason.NODE_LOST, node=node), Outcome.REQUEUE)
     for role, index in wanted:
-        pod = view.pods.get((role, index))  # type: ignore[assignment]
-        if _is_removed(pod):
-            return _again_later(view, why(Reason.POD_LOST, pod=pod.name if pod else f"{role}-{index}"))
+        one = view.pods.get((role, index))
+        if _is_removed(one):
+            return _again_later(view, why(Reason.POD_LOST, pod=one.name if one else f"{role}-{index}"))
     return None
 
 
@@ -266,8 +266,8 @@ def loss(view: View) -> Loss | None:
     at = numbered(attempt.placements)
 
     def is_lost(pod: Pod | None, node: str) -> bool:
-        gone = view.places.get(node) is Place.GONE and pod is not None and pod.phase != "Succeeded"
-        return pod is None or gone or _is_disrupted(pod) or _is_removed(pod)
+        gone = view.places.get(node) is Place.GONE
+        return pod is None or _is_disrupted(pod) or _is_removed(pod) or (gone and pod.phase != "Succeeded")
 
     pods = {key for key, p in at.items() if is_lost(view.pods.get(key), p.node)}
     left = {at[key].node for key in pods if view.places.get(at[key].node) is not Place.GOOD}

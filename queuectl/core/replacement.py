@@ -5,9 +5,11 @@ evicts nobody, and is charged nothing, for the quota of the lost pods is still t
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from queuectl.core.backlog import pending_key
 from queuectl.core.elastic import numbered
+from queuectl.core.fleet import Fleet
 from queuectl.core.repair import as_placements, places_for_missing
 from queuectl.core.snapshot import Broken, Snapshot
 from queuectl.model.plan import Placement, PodKey, Repair
@@ -34,9 +36,26 @@ def repairs(snapshot: Snapshot, broken: Iterable[Broken], most: int) -> tuple[di
 
 
 def _repair(snapshot: Snapshot, one: Broken) -> Repair | None:
-    """Return how one gang is repaired, if it can be, and count it in the snapshot."""
-    fleet, like = snapshot.fleet, {p.role: p for p in one.has.placements}
-    if fleet is None or not all(p.flavor in snapshot.flavors for p in like.values()):
+    """Return how one gang is repaired, if it can be, and count it in the snapshot.
+
+    If there is room for these too, it leaves all of its nodes that take no new pods: better to stop once than again soon.
+    """
+    at, fleet = numbered(one.has.placements), snapshot.fleet
+    if fleet is None:
+        return None
+    more = one.pods.union(key for key, p in at.items() if p.node in one.closed)
+    wider = _replaced(snapshot, fleet, replace(one, pods=more)) if one.pods < more < at.keys() else None
+    repair = wider or _replaced(snapshot, fleet, one)
+    for p in repair.left if repair else ():
+        fleet.reserve(p.node, p.requests, -p.pods, now=False)
+    for p in repair.found if repair else ():
+        fleet.reserve(p.node, p.requests, p.pods)
+    return repair
+
+
+def _replaced(snapshot: Snapshot, fleet: Fleet, one: Broken) -> Repair | None:
+    like = {p.role: p for p in one.has.placements}
+    if not all(p.flavor in snapshot.flavors for p in like.values()):
         return None
     before = numbered(one.has.placements)
     nodes = {before[key].node for key in one.pods}
@@ -44,12 +63,7 @@ def _repair(snapshot: Snapshot, one: Broken) -> Repair | None:
     stay = {key: p.node for key, p in before.items() if p not in left}
     flavors = {role: snapshot.flavors[p.flavor] for role, p in like.items()}
     places = places_for_missing(fleet, one.gang, flavors, stay)
-    repair = None if places is None else _checked(one, left, stay, places, as_placements(places, like))
-    for p in repair.left if repair else ():
-        fleet.reserve(p.node, p.requests, -p.pods, now=False)
-    for p in repair.found if repair else ():
-        fleet.reserve(p.node, p.requests, p.pods)
-    return repair
+    return None if places is None else _checked(one, left, stay, places, as_placements(places, like))
 
 
 def _checked(

@@ -64,6 +64,7 @@ class Broken:
     has: Portion
     pods: frozenset[PodKey]  # the lost ones
     good: frozenset[str]  # nodes on which their places are still good
+    closed: frozenset[str]  # its nodes that take no new pods, of which others may be lost soon
     why: Why
 
 

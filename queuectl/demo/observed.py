@@ -57,6 +57,7 @@ class Gang:
     name: str
     pods: int  # with which it may run: the fewest, if it is elastic
     start_deadline: float  # seconds
+    repair: float = 0.0  # seconds that it may take to replace lost pods, while the others run
 
 
 @dataclass(slots=True)
@@ -116,10 +117,12 @@ def pod(item: Object) -> Pod:
 def gang(item: Object) -> Gang:
     """Read a TrainingJob."""
     spec = item["spec"]
+    deadline = spec.get("startDeadlineSeconds") or DEFAULT_START_DEADLINE_SECONDS
     return Gang(
         name=item["metadata"]["name"],
         pods=sum(role.get("minReplicas", role["replicas"]) for role in spec["roles"]),
-        start_deadline=spec.get("startDeadlineSeconds") or DEFAULT_START_DEADLINE_SECONDS,
+        start_deadline=deadline,
+        repair=2 * deadline if spec.get("replaceLostPods") else 0.0,
     )
 
 

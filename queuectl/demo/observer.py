@@ -32,7 +32,7 @@ class Observer:
 
     A partial gang is an attempt of which a pod was ungated while not all of its gang existed, or that kept ungated
     pods with fewer than all bound past its start deadline (counted from its first pod); of an elastic gang, fewer
-    than it must have. An over-booking is an instant at which a node's bound, unfinished pods asked for more than it
+    than it must have; where lost pods may be replaced, for longer than that may take. An over-booking is an instant at which a node's bound, unfinished pods asked for more than it
     has, or the ungated, unfinished pods of a queue and of those below it for more than they own together and may
     borrow. (What others keep for themselves by a lending limit is not looked at.)
     """
@@ -353,7 +353,7 @@ class Observer:
                 attempt.short_since = None
                 continue
             attempt.short_since = attempt.short_since or now
-            if now - attempt.short_since >= self._grace:
+            if now - attempt.short_since >= self._grace + gang.repair:
                 self._say_partial(
                     key,
                     f"{bound} of {gang.pods} pods were bound {now - attempt.first_seen:.0f} s after the first was seen, "

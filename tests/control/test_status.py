@@ -2,11 +2,11 @@
 
 import msgspec
 
-from queuectl.control.status import conditions
+from queuectl.control.status import conditions, desired
 from queuectl.kube import decode
 from queuectl.model.lifecycle import Workload
 from queuectl.model.reasons import Reason, why
-from queuectl.simulate.clockwork import run
+from queuectl.simulate.clockwork import Clockwork, run
 from queuectl.simulate.form import GPU, read
 from tests.support.manifests import job, with_pod
 
@@ -46,3 +46,36 @@ def test_who_waits_is_told_what_its_reservation_will_not_cover() -> None:
     [none, [message]] = told
     assert none == []
     assert "spec.roles[worker].template.spec.topologySpreadConstraints" in message
+
+
+def test_a_gang_that_has_lost_pods_says_which_nodes_and_how_many_run_until_it_is_whole_again() -> None:
+    scenario = read(
+        {
+            "nodes": [{"name": "n", "count": 3, "gpus": 2}],
+            "queues": [{"name": "q", "quotas": [{"flavor": "default", "resource": GPU, "nominal": 4}]}],
+            "jobs": [{"name": "j", "queue": "q", "pods": 4, "gpus": 1, "replaceLostPods": True, "startSeconds": 5}],
+            "events": [{"at": 10, "nodeDown": "n-1"}],
+            "until": 0,
+        }
+    )
+    told = []
+    for until in (9, 12, 20):
+        clock = Clockwork(scenario.model_copy(update={"until": until}))
+        clock.run()
+        world = clock.world
+        attempt, job = world.attempts["j"], world.jobs["j"]
+        status = desired(
+            job, world.workloads["j"], attempt, pods=world.pods["j", 1], wait=None, leaving=(), position=None, now=until
+        )
+        ready = next(each["status"] for each in status["conditions"] if each["type"] == "PodsReady")
+        assert not [each for each in status["conditions"] if each["type"] == "Shrunk"]
+        told.append((status["phase"], status["reason"], status["pods"], ready))
+        if status["reason"] == "Replacing":
+            assert status["message"] == (
+                "The gang runs with 2 of 4 pods; those that were on n-1 are being replaced. Node n-1 is gone."
+            )
+    assert told == [
+        ("Running", "Running", "4/4", "True"),
+        ("Running", "Replacing", "2/4", "False"),
+        ("Running", "Running", "4/4", "True"),
+    ]

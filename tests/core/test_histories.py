@@ -31,11 +31,11 @@ ARROWS = {
 EIGHT = requests(gpu=8)
 PLACEMENTS = (
     Placement("a", "any", "n1", 1, EIGHT),
-    Placement("a", "any", "n2", 1, EIGHT),
-    Placement("b", "any", "n2", 1, EIGHT),
+    Placement("a", "any", "n2", 1, EIGHT, first=1),
+    Placement("b", "any", "n1", 1, EIGHT),
 )
 KEYS: list[PodKey] = [("a", 0), ("a", 1), ("b", 0)]
-NODE = dict(zip(KEYS, ["n1", "n2", "n2"], strict=True))
+NODE = dict(zip(KEYS, ["n1", "n2", "n1"], strict=True))
 keys = st.sampled_from(KEYS)
 
 
@@ -164,8 +164,8 @@ class GangMachine(RuleBasedStateMachine):
         self.workload = replace(self.workload, failures=failures, late_starts=late, not_before=end.not_before)
         if end.outcome is not Outcome.REQUEUE:
             self.over = end.outcome
-        if end.outcome is Outcome.FAILED and end.why.reason is Reason.BACKOFF_LIMIT_EXCEEDED:
-            assert self.job is not None
+        if end.why.reason is Reason.BACKOFF_LIMIT_EXCEEDED and self.job is not None:
+            assert end.outcome is Outcome.FAILED
             assert self.workload.failures == self.job.backoff_limit + 1
 
     def look(self) -> None:
@@ -221,6 +221,15 @@ class GangMachine(RuleBasedStateMachine):
             self.apply(Move("g", self.attempt.number, UNGATED))
             self.look()
 
+    @precondition(lambda self: self.state() is RESERVED)
+    @rule()
+    def come_up(self) -> None:
+        """Start all the way, which chance alone seldom does."""
+        self.create_all()
+        if self.state() is CREATED:
+            self.ungate_all()
+        self.all_get_ready()
+
     @precondition(lambda self: self.state() is ENDING)
     @rule(key=keys)
     def remove(self, key: PodKey) -> None:
@@ -266,9 +275,17 @@ class GangMachine(RuleBasedStateMachine):
     def grow(self) -> None:
         """It gets that pod back; the one that it had may be there still, if it has ended."""
         self.growths += 1
-        self.attempt = self.attempt.growing(Portion((replace(PLACEMENTS[1], first=1),)), self.now)
+        self.attempt = self.attempt.growing(Portion((PLACEMENTS[1],)), self.now)
         assert coming(self.attempt) == {("a", 1): NODE["a", 1]}
         self.look()
+
+    @precondition(lambda self: self.state() is RUNNING and self.job is not None and self.job.replaces_lost_pods)
+    @rule(place=st.sampled_from([Place.GOOD, Place.CLOSED, Place.GONE]), found=st.booleans())
+    def lose_the_second(self, place: Place, found: bool) -> None:  # noqa: FBT001
+        self.places[self.home["a", 1]] = place
+        self.change(("a", 1), deleting=True, disrupted="drained")
+        if loss(self.view) is not None:
+            self.repair(found or place is Place.GOOD)
 
     @precondition(lambda self: loss(self.view) is not None)
     @rule(found=st.booleans())
@@ -375,7 +392,7 @@ class GangMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_done_is_given_back_and_no_longer_missed(self) -> None:
-        if self.state() in UNDER_WAY and self.attempt.whole.pods > 1:
+        if self.state() in UNDER_WAY and self.attempt.whole.pods > 1 and loss(self.view) is None:
             there = members(self.attempt, self.pods)
             assert len(there) == self.attempt.whole.pods - len(coming(self.attempt))
             assert not any(pod.phase == "Succeeded" for pod in there)

@@ -443,6 +443,10 @@ LOSSES = {
         Case(RUNNING, but(UP, "worker", 0, phase="Failed", disrupted="node shutdown"), job=REPLACES), {("worker", 0)},
         "Pod g-worker-0 was disrupted: node shutdown",
     ),
+    "a drained pod ended well": (
+        Case(RUNNING, but(UP, "worker", 0, phase="Succeeded", deleting=True, disrupted="drained"), job=REPLACES),
+        {("worker", 0)}, "Pod g-worker-0 was disrupted: drained",
+    ),
     "a pod is being removed": (
         Case(RUNNING, but(UP, "worker", 0, deleting=True), job=REPLACES), {("worker", 0)}, "Pod g-worker-0 was removed by others."
     ),

@@ -48,8 +48,9 @@ def runs(name: str, on: Mapping[str, int], topology: Topology = ANYWHERE, **give
     return gang_, Portion(tuple(placements), {("any", GPU): first})
 
 
-def broken(of: tuple[Gang, Portion], *indexes: int, good: frozenset[str] = frozenset()) -> Broken:
-    return Broken(*of, frozenset(pod(index) for index in indexes), good, LOST)
+def broken(of: tuple[Gang, Portion], *indexes: int, good: str = "", closed: str = "") -> Broken:
+    lost = frozenset(pod(index) for index in indexes)
+    return Broken(*of, lost, frozenset(good.split()), frozenset(closed.split()), LOST)
 
 
 def view(nodes: list[Node], those: list[Broken], waiting: list[Gang] = [], **given: Any) -> Snapshot:  # noqa: B006
@@ -129,9 +130,22 @@ def test_two_that_lost_pods_get_no_more_than_there_is_the_more_urgent_first() ->
 
 def test_a_pod_whose_place_is_still_good_stays_there_beside_its_neighbours() -> None:
     nodes = [server("a0"), server("a1"), server("a2")]
-    removed = broken(runs("g", {"a0": 2, "a1": 2}), 1, good=frozenset({"a0", "a1"}))
+    removed = broken(runs("g", {"a0": 2, "a1": 2}), 1, good="a0 a1")
     repair = plan(view(nodes, [removed]), NOW).repairs["g"]
     assert (repair.pods, repair.left, repair.found) == (frozenset({pod(1)}), (), ())
+
+
+def test_it_leaves_all_nodes_that_take_no_new_pods_if_there_is_room_for_these_too() -> None:
+    gone = broken(runs("g", {"a0": 2, "a1": 2, "a2": 2}), 0, 1, closed="a0 a1")
+    nodes = [server("a1", unschedulable=True), server("a2"), server("a3")]
+    repair = plan(view(nodes, [gone]), NOW).repairs["g"]
+    assert homes(repair) == {0: "a3", 1: "a3"}
+    repair = plan(view([*nodes, server("a4")], [gone]), NOW).repairs["g"]
+    assert repair.pods == frozenset(pod(index) for index in range(4))
+    assert set(homes(repair).values()) == {"a3", "a4"}
+    assert str(repair.why) == (
+        "The gang runs with 2 of 6 pods; those that were on a0, a1 are being replaced. Node a0 is gone."
+    )
 
 
 def test_neighbouring_indexes_stay_together_and_those_in_the_middle_find_their_numbers_again() -> None:

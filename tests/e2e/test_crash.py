@@ -13,6 +13,7 @@ from queuectl.kube.names import GATE
 from queuectl.local.controlplane import Running
 from tests.support import ledger
 from tests.support.databases import Databases
+from tests.support.eventually import eventually
 from tests.support.observer import observing
 from tests.support.proxy import Action, Match, Proxy, Then, proxied
 from tests.support.stage import Controller, Object, Stage
@@ -179,3 +180,49 @@ async def test_a_job_is_gone_when_the_controller_dies_while_it_is_being_deleted(
     await ledger.until_free(stage)
     standing.start()
     await stage.until_gone(name)
+
+
+REPAIRING = {
+    "before the lost pods are removed": Case(removes),
+    "after the first one is removed": Case(removes, when="after"),
+    "before the first pod in their stead": Case(creates),
+    "after the second pod in their stead": Case(creates, 2, "after"),
+    "before the second gate": Case(ungates, 2),
+    "after all gates": Case(ungates, 2, "after"),
+}
+
+
+@pytest.mark.parametrize("case", REPAIRING.values(), ids=REPAIRING.keys())
+async def test_lost_pods_are_replaced_once_when_the_controller_dies_meanwhile(standing: Standing, case: Case) -> None:
+    stage, name = standing.stage, f"job-{next(_numbers)}"
+    standing.start()
+    await stage.submit(name, 4, 4, replaceLostPods=True)
+    job = await stage.until_phase(name, "Running")
+    homes = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in await stage.pods(name)}
+    before = {meta["name"]: meta["uid"] for meta in standing.created(name)}
+    lost = job["status"]["assignments"][0]["node"]
+    rule = standing.proxy.on(case.match(name), nth=case.nth, when=case.when, do=standing.kill())
+    await stage.client.request("DELETE", f"/api/v1/nodes/{lost}")
+    await rule.until_fired()
+    standing.start()
+
+    async def whole() -> bool:  # the status may still say so from before
+        return (await ledger.history(stage, name))[-2:] == ["Growing", "Running"]
+
+    await eventually(whole, "it is whole again")
+    assert (await ledger.history(stage, name)).count("Replacing") == 1
+    job = await stage.until_job(name, lambda s: (s["reason"], s["pods"]) == ("Running", "4/4"), "says so")
+    assert (job["status"]["attempt"], job["status"]["failures"]) == (1, 0)
+    after = {pod["metadata"]["name"]: pod for pod in await stage.pods(name)}
+    assert after.keys() == homes.keys()
+    for pod, home in homes.items():
+        made = {meta["uid"] for meta in standing.created(name) if meta["name"] == pod}
+        if home == lost:
+            assert after[pod]["spec"]["nodeName"] not in homes.values(), "on the node that was spare"
+            assert made == {before[pod], after[pod]["metadata"]["uid"]}, "made once more, and no more"
+        else:
+            assert made == {before[pod]} == {after[pod]["metadata"]["uid"]}, "the others run on"
+    await stage.nodes(1, first=int(lost.rpartition("-")[2]))
+    await stage.end_pods(name)
+    await stage.until_phase(name, "Succeeded")
+    await ledger.until_free(stage)

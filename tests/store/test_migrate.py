@@ -33,6 +33,18 @@ SCHEMA = (
 )
 
 
+# Pod 1 of role w is done; 0 and 2 run, and 3 and 4 come.
+GROWING = """
+INSERT INTO workload (uid, namespace, name, queue, priority, submitted_at, seq, state, attempt)
+VALUES ('g', 'ns', 'g', 'q', 0, now(), 1, 'Active', 1);
+INSERT INTO attempt (workload_uid, number, state, generation, plan_id, epoch, queue, charged, quota, admitted_at, coming,
+                     growing_at, done)
+VALUES ('g', 1, 'Growing', 1, gen_random_uuid(), 1, 'q', '{q}', '[]', now(), '{"w": 2}', now(), '[["w", 1]]');
+INSERT INTO reservation (workload_uid, attempt, role, flavor, node, pods, first, requests)
+VALUES ('g', 1, 'w', 'f', 'n1', 2, 0, '[]'), ('g', 1, 'w', 'f', 'n2', 2, 3, '[]')
+"""
+
+
 def engine_of(url: str) -> Engine:
     return create_engine(parse_url(url))
 
@@ -74,6 +86,25 @@ def test_every_migration_goes_down_and_up_again(postgres: Databases) -> None:
         assert schema_of(url) == []
         migrate.upgrade(url)
         assert schema_of(url) == up
+
+
+def test_pods_by_which_an_attempt_grew_are_named_from_then_on_and_counted_before(postgres: Databases) -> None:
+    with postgres.empty() as url:
+        engine = engine_of(url)
+        with engine.connect() as connection:
+            config = migrate._config(connection)
+            command.upgrade(config, "0010")
+            connection.execute(text(GROWING))
+            connection.commit()
+            for go, revision, coming in (
+                (command.upgrade, "0011", [["w", 3], ["w", 4]]),
+                (command.downgrade, "0010", {"w": 2}),
+                (command.upgrade, "head", [["w", 3], ["w", 4]]),
+            ):
+                go(config, revision)
+                connection.commit()
+                assert connection.scalar(text("SELECT coming FROM attempt")) == coming
+        engine.dispose()
 
 
 async def test_several_processes_migrate_at_once(postgres: Databases) -> None:
