@@ -279,20 +279,18 @@ class ExecAsk(Part):
     )
 
 
-# What stands for a field that is left out: the signal's first answer.
-_POSSIBLE = ", ".join(f"'{signal}': {[answer.value for answer in answers]}" for signal, answers in ANSWERS.items())
-_POSSIBLE = f"{{{_POSSIBLE}}}[self.signal]"
-_ANSWER = f"(has(self.answer) ? self.answer : {_POSSIBLE}[0])"
-
-
 def _only_with(field: str, where: str) -> str:
     return f"{field} goes with {where} and with nothing else; give both or neither"
+
+
+def _impossible(signal: Signal) -> str:
+    return f"is not possible with signal {signal}; give one of {', '.join(ANSWERS[signal])}, or leave it out"
 
 
 _ONLY_WITH = {
     "http": (_only_with("http", "signal HTTP"), "self.signal == 'HTTP'"),
     "exec": (_only_with("exec", "signal Exec"), "self.signal == 'Exec'"),
-    "file": (_only_with("file", "answer File"), f"{_ANSWER} == 'File'"),
+    "file": (_only_with("file", "answer File"), "has(self.answer) && self.answer == 'File'"),
 }
 
 
@@ -301,11 +299,13 @@ class CheckpointRules(Part):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule(
-                f"!has(self.answer) || self.answer in {_POSSIBLE}",
-                says="'answer %s is not possible with signal %s; give one of %s, or leave it out'"
-                f".format([self.answer, self.signal, {_POSSIBLE}.join(', ')])",
-                field=".answer",
+            *(
+                rule(
+                    f"self.signal != '{signal}' || !has(self.answer) || self.answer in {[*map(str, answers)]}",
+                    says=f"'answer ' + self.answer + ' {_impossible(signal)}'",
+                    field=".answer",
+                )
+                for signal, answers in ANSWERS.items()
             ),
             *(
                 rule(f"has(self.{name}) == ({where})", problem, field=f".{name}")
@@ -353,10 +353,7 @@ class CheckpointRules(Part):
     def _check(self) -> Self:
         possible = ANSWERS[self.signal]
         if self.answer is not None and self.answer not in possible:
-            raise ValueError(
-                f"answer {self.answer} is not possible with signal {self.signal}; give one of {', '.join(possible)},"
-                " or leave it out"
-            )
+            raise ValueError(f"answer {self.answer} {_impossible(self.signal)}")
         wanted = {
             "http": self.signal is Signal.HTTP,
             "exec": self.signal is Signal.EXEC,
