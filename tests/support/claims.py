@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from queuectl.kube.client import MERGE_PATCH
+from queuectl.kube.client import MERGE_PATCH, ApiError
 from tests.support.stage import Object, Stage
 
 MODE, STORAGE = "ReadWriteMany", "1Gi"
@@ -44,11 +44,15 @@ class Claims:
         await stage.client.request("PATCH", of_claim, body=done, content_type=MERGE_PATCH)
 
     async def close(self) -> None:
-        """Remove all of it; no controller takes the finalizers away."""
+        """Remove all of it, whether or not a controller takes the finalizers away."""
         for path in self._paths:
             await self._stage.client.request("DELETE", path)
             body = {"metadata": {"finalizers": None}}
-            await self._stage.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+            try:
+                await self._stage.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+            except ApiError as error:
+                if error.reason != "NotFound":
+                    raise
 
     async def _create(self, kind: str, name: str, spec: Object, labels: Mapping[str, str] = {}) -> Object:
         namespaced = kind == "PersistentVolumeClaim"
