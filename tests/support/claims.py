@@ -1,60 +1,76 @@
-"""Claims on a control plane that has no binder: they are bound as it would have done."""
+"""Claims and volumes on a real control plane, whose binder binds them."""
 
 from collections.abc import Mapping
 
-from queuectl.kube.client import MERGE_PATCH
+from queuectl.kube.client import MERGE_PATCH, ApiError
+from tests.support.eventually import eventually
 from tests.support.stage import Object, Stage
 
-MODE, STORAGE = "ReadWriteMany", "1Gi"
+STORAGE = {"storage": "1Gi"}
 
 
 class Claims:
-    """Claims of the stage's namespace, with volumes that were made for them."""
+    """Claims of the stage's namespace, and volumes and StorageClasses with its name in theirs."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._paths: list[str] = []
 
     async def bound(self, name: str, *, reach: Mapping[str, str] = {}, labels: Mapping[str, str] = {}) -> None:
-        """Create a claim and a volume, bound to each other. `reach`: labels of the nodes from which it can be used."""
-        stage, volume = self._stage, f"{self._stage.name}-{name}"
-        spec = {"accessModes": [MODE], "storageClassName": "", "volumeName": volume}
-        storage = {"resources": {"requests": {"storage": STORAGE}}}
-        claim = await self._create("PersistentVolumeClaim", name, spec | storage)
-        ref = {key: claim["metadata"][key] for key in ("namespace", "name", "uid")}
+        """Create a claim with a volume of its own. `reach`: labels of the nodes from which it can be used."""
+        spec = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "resources": {"requests": STORAGE}}
+        volume = f"{self._stage.name}-{name}"
+        path = f"/api/v1/namespaces/{self._stage.namespace}/persistentvolumeclaims"
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": {**spec, "volumeName": volume}}
+        await self._create(path, claim, name)
+        await self.volume(name, reach=reach, labels=labels)
+
+        async def done() -> bool:
+            seen = await self._stage.client.request("GET", f"{path}/{name}")
+            return "pv.kubernetes.io/bind-completed" in seen["metadata"].get("annotations", {})
+
+        await eventually(done, f"claim {name} is bound")
+
+    async def volume(
+        self, name: str, *, reach: Mapping[str, str] = {}, labels: Mapping[str, str] = {}, storage_class: str = ""
+    ) -> None:
+        """Create a volume that any claim of the class may have."""
         expressions = [{"key": key, "operator": "In", "values": [value]} for key, value in reach.items()]
-        required = {"required": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}}
-        await self._create(
-            "PersistentVolume",
-            volume,
-            {
-                "accessModes": [MODE],
-                "capacity": {"storage": STORAGE},
-                "hostPath": {"path": "/data"},
-                "claimRef": {"kind": "PersistentVolumeClaim", "apiVersion": "v1", **ref},
-                **({"nodeAffinity": required} if reach else {}),
-            },
-            labels,
-        )
-        of_claim, of_volume = self._paths[-2:]
-        for path in (of_claim, of_volume):
-            status = {"status": {"phase": "Bound"}}
-            await stage.client.request("PATCH", f"{path}/status", body=status, content_type=MERGE_PATCH)
-        done = {"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}}}
-        await stage.client.request("PATCH", of_claim, body=done, content_type=MERGE_PATCH)
+        spec: Object = {
+            "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
+            "capacity": STORAGE,
+            "hostPath": {"path": "/data"},
+            "storageClassName": storage_class,
+        }
+        if reach:
+            spec["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}}
+        volume = {"apiVersion": "v1", "kind": "PersistentVolume", "spec": spec}
+        await self._create("/api/v1/persistentvolumes", volume, f"{self._stage.name}-{name}", labels)
+
+    async def storage_class(self, *, allowed: Mapping[str, str]) -> str:
+        """Create a class that waits for pods and has only volumes made beforehand. `allowed`: labels of nodes."""
+        expressions = [{"key": key, "values": [value]} for key, value in allowed.items()]
+        kind = {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "provisioner": "kubernetes.io/no-provisioner",
+            "volumeBindingMode": "WaitForFirstConsumer",
+            "allowedTopologies": [{"matchLabelExpressions": expressions}],
+        }
+        await self._create("/apis/storage.k8s.io/v1/storageclasses", kind, self._stage.name)
+        return self._stage.name
 
     async def close(self) -> None:
-        """Remove all of it; no controller takes the finalizers away."""
+        """Remove all of it, whether or not a controller takes the finalizers away."""
         for path in self._paths:
             await self._stage.client.request("DELETE", path)
             body = {"metadata": {"finalizers": None}}
-            await self._stage.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+            try:
+                await self._stage.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+            except ApiError as error:
+                if error.reason != "NotFound":
+                    raise
 
-    async def _create(self, kind: str, name: str, spec: Object, labels: Mapping[str, str] = {}) -> Object:
-        namespaced = kind == "PersistentVolumeClaim"
-        meta: Object = {"name": name, "labels": dict(labels)}
-        meta |= {"namespace": self._stage.namespace} if namespaced else {}
-        created = await self._stage.create({"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": spec})
-        base = f"/api/v1/namespaces/{self._stage.namespace}" if namespaced else "/api/v1"
-        self._paths.append(f"{base}/{kind.lower()}s/{name}")
-        return created
+    async def _create(self, path: str, body: Object, name: str, labels: Mapping[str, str] = {}) -> None:
+        await self._stage.client.request("POST", path, body=body | {"metadata": {"name": name, "labels": dict(labels)}})
+        self._paths.append(f"{path}/{name}")
