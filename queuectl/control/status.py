@@ -8,9 +8,9 @@ from queuectl.core.lifecycle import members, ready
 from queuectl.core.tree import Node
 from queuectl.model.lifecycle import UP, Attempt, AttemptState, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Job, Pod, Queue
-from queuectl.model.plan import Eviction, PodKey, waiting_for
+from queuectl.model.plan import Eviction, Placement, PodKey, waiting_for
 from queuectl.model.reasons import Reason, Why, listed, why
-from queuectl.model.resources import format_quantity
+from queuectl.model.resources import format_quantity, is_device
 
 Status = dict[str, Any]
 MAX_QUOTAS = 128  # that the API takes in a queue's status
@@ -75,7 +75,8 @@ def desired(
         "queuePosition": position if attempt is None and workload.state is WorkloadState.QUEUED else None,
         # Who is only promised its room has nothing there yet.
         "assignments": [
-            {"role": p.role, "flavor": p.flavor, "node": p.node, "pods": p.pods} for p in attempt.placements
+            {"role": p.role, "flavor": p.flavor, "node": p.node, "pods": p.pods} | _devices(p)
+            for p in attempt.placements
         ]
         if attempt and attempt.holds
         else None,
@@ -86,6 +87,11 @@ def desired(
         "conditions": conditions(job, workload, attempt, cause, now),
     }
     return {key: value for key, value in status.items() if value is not None}
+
+
+def _devices(placement: Placement) -> dict[str, list[str]]:
+    names = [name.rpartition(":")[2] for name, _ in placement.requests if is_device(name)]
+    return {"devices": names} if names else {}
 
 
 def _admitted_at(attempt: Attempt) -> str | None:

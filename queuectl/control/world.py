@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from queuectl.control.budgets import Budgets
+from queuectl.control.devices import Devices
 from queuectl.control.holdings import Holdings
 from queuectl.core.backlog import Backlog
 from queuectl.core.elastic import last, spare
@@ -19,6 +20,7 @@ from queuectl.core.limits import Held, limited
 from queuectl.core.snapshot import Elastic, Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
+from queuectl.model.devices import DeviceClaim, Slice
 from queuectl.model.lifecycle import Attempt, AttemptState, Done, End, Move, Outcome, Shrink, Workload, WorkloadState
 from queuectl.model.objects import (
     Budget,
@@ -82,6 +84,7 @@ class World:
         self.touched: set[str] = set()  # workloads whose next move must be looked at
         self.restated: set[str] = set()  # workloads whose status may have changed
         self.holdings = Holdings(self.fleet)
+        self.devices = Devices(self.fleet)
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
@@ -104,17 +107,21 @@ class World:
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         """Take in a changed node."""
-        if new is None:
-            if old is not None:
-                self.fleet.remove_node(old.name)
-        elif old is not None and old == new:
+        if old is not None and old == new:
             return  # a heartbeat
-        else:
-            self.fleet.set_node(new)
-        self._version += 1
         name = (new or old).name  # type: ignore[union-attr]  # one of both is given
-        self.changes.nodes.add(name)
-        self.touched |= self._on_node.get(name, set())
+        self.devices.on_node(name, new)
+        self._changed_nodes({name})
+
+    def on_slice(self, old: Slice | None, new: Slice | None) -> None:
+        """Take in a changed ResourceSlice."""
+        self._changed_nodes(self.devices.on_slice(old, new))
+
+    def on_claim(self, old: DeviceClaim | None, new: DeviceClaim | None) -> None:
+        """Take in a changed ResourceClaim, ours or another's."""
+        for node in self.devices.on_claim(old, new):
+            self._crowd(node)
+        self.touched |= {claim.workload for claim in (old, new) if claim is not None and claim.workload}
 
     def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         """Take in a changed pod, ours or another's."""
@@ -159,6 +166,7 @@ class World:
             self.flavors.pop(old.name, None)
         if new == old:
             return
+        self._changed_nodes(self.devices.on_flavor(old, new))
         self.fleet.forget_masks()
         self._version += 1
         self.touched |= self.attempts.keys()
@@ -432,6 +440,7 @@ class World:
             kept=attempt.holds or self._replant or self.holdings.keeps(uid, self.workloads),
             now=now,
             back_off=self._back_off,
+            allocated=bool(attempt.going) and self.devices.allocated(attempt),
         )
 
     def leaving(self, attempt: Attempt) -> list[Eviction]:
@@ -504,6 +513,7 @@ class World:
         for placement in self.attempts[before.uid].held:
             self._on_node[placement.node].add(before.uid)
         self._count_held(before.uid)
+        self._hold_devices(self.attempts[before.uid])
 
     def _pods_of(self, attempt: Attempt) -> Mapping[PodKey, Pod]:
         """Return an attempt's pods. One that was removed after it had succeeded is still done, not lost."""
@@ -560,9 +570,19 @@ class World:
                 self.restated.add(uid)
 
     def _recount(self, attempt: Attempt) -> None:
-        """Its pods are covered by its reservation, or not any longer."""
+        """Its pods, and their devices, are covered by its reservation, or not any longer."""
+        self._hold_devices(attempt)
         for pod in self.pods.get((attempt.uid, attempt.number), {}).values():
             self._count(pod)
+
+    def _hold_devices(self, attempt: Attempt) -> None:
+        for node in self.devices.hold(attempt, ended=not self._active((attempt.uid, attempt.number))):
+            self._crowd(node)
+
+    def _changed_nodes(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._version += 1
+            self._crowd(name)
 
     def _active(self, key: AttemptKey) -> bool:
         attempt = self.attempts.get(key[0])

@@ -98,8 +98,9 @@ class Informer(Generic[T]):
         on_change: Callable[[T | None, T | None], None],
         *,
         label_selector: str = "",
+        after: asyncio.Event | None = None,
     ) -> None:
-        """Prepare; nothing is sent before ``run``."""
+        """Prepare; nothing is sent before ``run``. ``after``: what it waits for even then."""
         self.objects: dict[str, Item[T]] = {}
         self.synced = asyncio.Event()
         self._client = client
@@ -107,8 +108,14 @@ class Informer(Generic[T]):
         self._decode = decode
         self._on_change = on_change
         self._params = {"labelSelector": label_selector} if label_selector else {}
+        self._after = after
         self._version = ""
         self._adopted: set[str] = set()  # keys of objects that neither list nor watch has shown yet
+
+    @property
+    def needed(self) -> bool:
+        """Tell whether it has anything to wait for no more."""
+        return self._after is None or self._after.is_set()
 
     async def once(self) -> None:
         """List, and don't watch. Raises ApiError and ApiUnreachableError."""
@@ -120,6 +127,8 @@ class Informer(Generic[T]):
     async def run(self) -> None:
         """List and watch until cancelled."""
         pause = BACKOFF_SECONDS[0]
+        if self._after is not None:
+            await self._after.wait()
         while True:
             before = self._version
             try:

@@ -1,0 +1,58 @@
+"""Nodes whose GPUs claims name, on a real control plane: what a driver and an admin would write."""
+
+from queuectl.kube.client import APPLY_PATCH, MERGE_PATCH
+from queuectl.kube.names import API, DEVICES_API, slices_path
+from tests.support import manifests
+from tests.support.stage import GPU, STAGE_LABEL, Object, Stage
+
+DRIVER = "gpu.example.com"
+PCIE = "resource.kubernetes.io/pcieRoot"
+INSIDE = [{"name": "nvlink", "gpus": 4, "attribute": "group"}, {"name": "pcie", "gpus": 2, "attribute": PCIE}]
+
+
+async def offer(stage: Stage, *, gpus: int, first: int = 0) -> list[str]:
+    """Create a node with devices, of NVLink groups of four; the stage's flavor is one of devices from then on."""
+    names = await stage.nodes(1, gpus=0, first=first)
+    device_class = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": DRIVER},
+        "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]},
+    }
+    params = {"fieldManager": "test", "force": "true"}
+    path = f"{DEVICES_API}/deviceclasses/{DRIVER}"
+    await stage.client.request("PATCH", path, params=params, body=device_class, content_type=APPLY_PATCH)
+    flavor = manifests.flavor(
+        stage.name,
+        nodeLabels={STAGE_LABEL: stage.name},
+        devices={"driver": DRIVER, "deviceClassName": DRIVER, "resource": GPU},
+        topology={"insideNode": INSIDE},
+    )
+    path = f"{API}/resourceflavors/{stage.name}"
+    await stage.client.request("PATCH", path, body={"spec": flavor["spec"]}, content_type=MERGE_PATCH)
+    for name in names:
+        uid = (await stage.client.request("GET", f"/api/v1/nodes/{name}"))["metadata"]["uid"]
+        await stage.client.request("POST", slices_path(), body=_slice(name, uid, gpus))
+    return names
+
+
+def _slice(node: str, uid: str, gpus: int) -> Object:
+    devices = [
+        {
+            "name": f"gpu-{number}",
+            "attributes": {
+                "uuid": {"string": f"GPU-{node}-{number}"},
+                "group": {"int": number // 4},
+                PCIE: {"string": f"pci0000:0{number // 2}"},
+            },
+        }
+        for number in range(gpus)
+    ]
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{node}-gpus", "ownerReferences": [owner]},
+        "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": devices},
+    }
