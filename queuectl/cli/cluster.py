@@ -253,7 +253,8 @@ def views(
         wrong = problems(node.labels, node.allocatable, [Claim(f.name, f.gpu_model, f.gpus) for f in mine])
         names = tuple(f.name for f in mine)
         wrong += named.problems
-        result.append(NodeView(node.name, state, names, tuple(gpus), node.gpus.model, node.gpus.driver, tuple(wrong)))
+        kind = node.gpus if node.gpus.model else named.gpus
+        result.append(NodeView(node.name, state, names, tuple(gpus), kind.model, kind.driver, tuple(wrong)))
     return result
 
 

@@ -4,12 +4,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+import structlog
+
 from queuectl.core.elastic import keys
 from queuectl.core.fleet import Fleet
 from queuectl.model.devices import DeviceClaim, Inventory, Slice, inventory
 from queuectl.model.lifecycle import Attempt, AttemptState
 from queuectl.model.objects import Flavor, Node
 from queuectl.model.resources import is_device, total
+
+MAX_NAMES = 1024  # of devices, over all nodes; like nodes have the same. Each is a column of the fleet.
+
+log = structlog.get_logger()
 
 AttemptKey = tuple[str, int]  # workload uid, number
 Key = TypeVar("Key")
@@ -26,6 +32,7 @@ class Devices:
         self._flavors: dict[str, Flavor] = {}  # those with devices
         self._slices: dict[str, dict[str, Slice]] = {}  # by node and name
         self._found: dict[str, Inventory] = {}  # by node
+        self._names: set[str] = set()  # of devices that there have been
         self._claims: dict[str, DeviceClaim] = {}  # by uid
         self._in_pool: dict[tuple[str, str], set[str]] = {}  # driver, pool → claims that have devices of it
         self._of: dict[AttemptKey, set[str]] = {}  # claims of ours
@@ -111,10 +118,16 @@ class Devices:
         if not mine:
             self._found.pop(node.name, None)
             return node
-        found = self._found[node.name] = inventory(node.name, [*self._slices.get(node.name, {}).values()], mine)
+        found = inventory(node.name, [*self._slices.get(node.name, {}).values()], mine)
+        if len(self._names | found.identities.keys()) > MAX_NAMES:
+            log.warning("devices not used: there are too many names", node=node.name, most=MAX_NAMES)
+            found = Inventory()
+        self._names |= found.identities.keys()
+        self._found[node.name] = found
         none = {flavor.devices.resource: 0 for flavor in mine if flavor.devices}
         amounts = total([none, *({device.name: 1, device.resource: 1} for device in found.devices)])
-        return replace(node, allocatable={**node.allocatable, **amounts}, devices=found.devices)
+        gpus = node.gpus if node.gpus.model else found.gpus
+        return replace(node, allocatable={**node.allocatable, **amounts}, devices=found.devices, gpus=gpus)
 
     def _refit(self, names: Iterable[str]) -> set[str]:
         changed = {name for name in names if name in self._nodes}

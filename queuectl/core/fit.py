@@ -352,13 +352,17 @@ def _lacks(room: Room, flavor: Flavor, role: Role, found: int) -> str:
     }
     scarcest = min(worth, key=lambda resource: (worth[resource], not is_extended(resource), resource))
     missing = role.pods - worth[scarcest]
-    constraints = closely(role, flavor)
-    need, named = constraints.gpu, flavor.devices
-    if missing <= 0 and need is not None and need.level and named is not None:
-        asked = named_devices(role, flavor) * need.mates
-        most = room.roomiest(flavor, constraints, named.resource, need.level)
-        if most < asked:
-            return f"{asked} {named.resource} in one {need.level}; the roomiest has {most}"
+    need, named = closely(role, flavor).gpu, flavor.devices
+    if (
+        need is not None
+        and need.level
+        and named is not None
+        and room.total(flavor, role.constraints, role.requests) >= role.pods
+    ):
+        most = room.roomiest(flavor, role.constraints, named.resource, need.level)
+        count = -(-(role.pods - found) // need.mates)
+        asked = f"{named_devices(role, flavor) * need.mates} {named.resource} in one {need.level}"
+        return f"{_places(count)} with {asked}; the roomiest has {most} free"
     if missing <= 0:
         return f"{_places(role.pods - found)} with all that a pod requests on one node"
     if scarcest.startswith(HOST_PORT):

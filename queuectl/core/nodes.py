@@ -39,6 +39,9 @@ def _gpus_suit(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
         counts = weigh(resource, flavor)
         if not counts or need is None:
             continue
+        named = any(device.resource == resource for device in node.devices)
+        if named and (flavor.devices is None or flavor.devices.resource != resource):
+            return False  # no claim would be made for them
         unit = node.gpus.of(resource)
         shared = unit.shared or (counts < CARD and not unit.slice and not is_slice(resource))
         if shared and not need.shared and not resource.endswith(SHARED):

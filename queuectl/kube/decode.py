@@ -266,6 +266,7 @@ def priority_class(raw: Bytes) -> Item[PriorityClass]:
 class _Device(msgspec.Struct, rename="camel"):
     name: str
     attributes: dict[str, dict[str, Any]] = {}  # name → type → value, or list of values
+    capacity: dict[str, dict[str, Any]] = {}
     taints: list[_Taint] = []
     consumes_counters: list[Any] = []
     allow_multiple_allocations: bool = False
@@ -307,12 +308,18 @@ def resource_slice(raw: Bytes) -> Item[Slice]:
             Listed(
                 device.name,
                 {qualified(name, spec.driver): _as_text(value) for name, value in device.attributes.items()},
+                _memory(device, spec.driver),
                 _unusable(device),
             )
             for device in (spec.devices if spec.node_name else ())
         ),
     )
     return Item(seen.metadata.name, seen.metadata.resource_version, value)
+
+
+def _memory(device: _Device, driver: str) -> int:
+    capacity = {qualified(name, driver): each for name, each in device.capacity.items()}
+    return parse_quantity("memory", capacity.get(qualified("memory", driver), {}).get("value", 0))
 
 
 def _as_text(attribute: Mapping[str, Any]) -> str:

@@ -100,7 +100,10 @@ class Informer(Generic[T]):
         label_selector: str = "",
         after: asyncio.Event | None = None,
     ) -> None:
-        """Prepare; nothing is sent before ``run``. ``after``: what it waits for even then."""
+        """Prepare; nothing is sent before ``run``. ``after``: what it waits for even then.
+
+        A kind that is waited for so is one that not every API server has: there it is as if there were none.
+        """
         self.objects: dict[str, Item[T]] = {}
         self.synced = asyncio.Event()
         self._client = client
@@ -121,7 +124,11 @@ class Informer(Generic[T]):
         """List, and don't watch. Raises ApiError and ApiUnreachableError."""
         while not self.synced.is_set():
             with suppress(_GoneError):
-                await self._list()
+                try:
+                    await self._list()
+                except ApiError as error:
+                    if not self._is_unknown(error):
+                        raise
                 self.synced.set()
 
     async def run(self) -> None:
@@ -142,6 +149,8 @@ class Informer(Generic[T]):
             except (ApiUnreachableError, ApiError) as error:
                 if self._version != before:  # it had worked for a while
                     pause = BACKOFF_SECONDS[0]
+                if self._is_unknown(error):
+                    self.synced.set()
                 log.warning("watch interrupted", path=self._path, error=str(error), pause=round(pause, 2))
             # Jitter keeps informers from coming back all at once.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
@@ -156,6 +165,9 @@ class Informer(Generic[T]):
         if all(item.newer_than(version) for version in (self._version, known.resource_version if known else "")):
             self._set(item.key, item)
             self._adopted.add(item.key)
+
+    def _is_unknown(self, error: Exception) -> bool:
+        return self._after is not None and isinstance(error, ApiError) and error.status == 404  # noqa: PLR2004
 
     async def _list(self) -> None:
         found: dict[str, Item[T]] = {}

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from queuectl.model.gpus import NO_GPUS, Gpus, Unit
 from queuectl.model.objects import Device, Flavor, Inside
 from queuectl.model.resources import device_name
 
@@ -19,6 +20,7 @@ class Listed:
 
     name: str
     attributes: Mapping[str, str] = field(default_factory=dict)
+    memory: int = 0  # bytes; 0: it is not told
     problem: str = ""  # why no claim of ours may name it
 
 
@@ -68,6 +70,7 @@ class Inventory:
     identities: Mapping[str, tuple[str, str]] = field(
         default_factory=dict
     )  # by name: attribute and value that select it
+    gpus: Gpus = NO_GPUS  # what drivers say that they are; where labels tell it, these count
     problems: tuple[str, ...] = ()
 
 
@@ -81,12 +84,18 @@ def inventory(node: str, slices: Sequence[Slice], flavors: Iterable[Flavor]) -> 
     names: dict[Allocated, Device] = {}
     identities: dict[str, tuple[str, str]] = {}
     problems: list[str] = []
-    drivers: set[str] = set()
+    drivers: dict[str, str] = {}  # by the resource that their devices count as
+    kinds: dict[Gpus, None] = {}
     for flavor in sorted(flavors, key=lambda flavor: flavor.name):
         kind = flavor.devices
-        if kind is None or kind.driver in drivers:
+        if kind is None or kind.driver in drivers.values():
             continue
-        drivers.add(kind.driver)
+        if drivers.setdefault(kind.resource, kind.driver) != kind.driver:
+            problems.append(
+                f"flavor {flavor.name} calls devices of driver {kind.driver} {kind.resource}, as those of driver"
+                f" {drivers[kind.resource]} are called; they are not used"
+            )
+            continue
         identity = qualified(kind.identity, kind.driver)
         wanted = {(qualified(name, kind.driver), value) for name, value in kind.attributes}
         seen: set[str] = set()
@@ -106,9 +115,12 @@ def inventory(node: str, slices: Sequence[Slice], flavors: Iterable[Flavor]) -> 
             name = device_name(kind.driver, "" if pool == node else pool, listed.name)
             names[Allocated(kind.driver, pool, listed.name)] = Device(name, kind.resource, _domains(listed, flavor))
             identities[name] = (identity, value)
+            kinds[_gpus(listed, kind.driver)] = None
         problems += _oversized(flavor, [device for device in names.values() if device.resource == kind.resource])
+    if len({gpus.model for gpus in kinds}) > 1:
+        problems.append(f"its devices are of several models: {', '.join(gpus.model or '?' for gpus in kinds)}")
     devices = sorted(names.values(), key=lambda device: _natural(device.name))
-    return Inventory(tuple(devices), names, identities, tuple(problems))
+    return Inventory(tuple(devices), names, identities, next(iter(kinds), NO_GPUS), tuple(problems))
 
 
 def _listed(driver: str, slices: Iterable[Slice], problems: list[str]) -> Iterator[tuple[str, Listed]]:
@@ -127,6 +139,12 @@ def _listed(driver: str, slices: Iterable[Slice], problems: list[str]) -> Iterat
             )
             continue
         yield from ((pool, listed) for part in sorted(parts, key=lambda part: part.name) for listed in part.devices)
+
+
+def _gpus(listed: Listed, driver: str) -> Gpus:
+    """Return what the attributes that drivers have in common say, the model as labels would spell it."""
+    model = listed.attributes.get(qualified("productName", driver), "").replace(" ", "-")
+    return Gpus(model, listed.attributes.get(qualified("driverVersion", driver), ""), unit=Unit(listed.memory))
 
 
 def _domains(listed: Listed, flavor: Flavor) -> tuple[tuple[str, str], ...]:

@@ -85,8 +85,13 @@ def test_of_two_nodes_the_one_whose_domain_is_free_is_taken() -> None:
 @pytest.mark.parametrize(
     ("asked", "lacks"),
     [
-        (worker(gpu=4, topology=NVLINK), "4 nvidia.com/gpu in one nvlink; the roomiest has 3"),
-        (worker(2, gpu=2, topology=NVLINK), "4 nvidia.com/gpu in one nvlink; the roomiest has 3"),
+        (worker(gpu=4, topology=NVLINK), "1 place with 4 nvidia.com/gpu in one nvlink; the roomiest has 3 free"),
+        (worker(2, gpu=2, topology=NVLINK), "1 place with 4 nvidia.com/gpu in one nvlink; the roomiest has 3 free"),
+        (
+            worker(3, gpu=2, topology=EACH_NVLINK),
+            "1 place with 2 nvidia.com/gpu in one nvlink; the roomiest has 3 free",
+        ),
+        (worker(gpu=8), "1 place with 8 nvidia.com/gpu."),
     ],
 )
 def test_a_wait_for_a_domain_says_how_much_of_it_is_free(asked: Role, lacks: str) -> None:
@@ -124,6 +129,12 @@ def test_what_can_be_promised_inside_a_node(asked: Role, together: Together, kin
 
     assert problem in said
     assert bool(problem) == bool(said)
+
+
+def test_nodes_whose_devices_claims_name_are_for_no_flavor_that_makes_none() -> None:
+    asked = role(gpu=1, need=GpuNeed())
+
+    assert isinstance(fit.place(fleet([server("n1")]), [asked], {"worker": flavor()}), fit.Short)
 
 
 def test_gangs_of_one_cycle_get_devices_of_their_own() -> None:

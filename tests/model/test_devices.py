@@ -7,6 +7,7 @@ import pytest
 
 from queuectl.kube import decode
 from queuectl.model.devices import Allocated, Inventory, Slice, inventory
+from queuectl.model.gpus import Gpus, Unit
 from queuectl.model.objects import DeviceKind, Flavor, Inside
 
 GPU, DRIVER = "nvidia.com/gpu", "gpu.example.com"
@@ -48,6 +49,14 @@ def test_devices_are_known_by_name_with_their_domains_and_what_selects_them() ->
     assert found.problems == ()
 
 
+def test_what_a_driver_says_of_its_gpus_stands_in_for_labels() -> None:
+    told = {"productName": {"string": "NVIDIA H100 80GB HBM3"}, "driverVersion": {"version": "550.54.15"}}
+
+    found = read(part(gpu(0, attributes=told, capacity={"memory": {"value": "80Gi"}})))
+
+    assert found.gpus == Gpus("NVIDIA-H100-80GB-HBM3", "550.54.15", unit=Unit(80 * 2**30))
+
+
 def test_a_declared_shape_goes_by_the_numbers_in_names_also_where_one_is_missing() -> None:
     found = read(part(gpu(10), gpu(0), gpu(1), gpu(3), gpu(4)), inside=(Inside("nvlink", 4),))
 
@@ -73,6 +82,11 @@ def test_only_devices_with_the_flavors_attributes_count() -> None:
         ([part(gpu(0, allowMultipleAllocations=True))], [], "may be shared by several claims"),
         ([part(gpu(0, consumesCounters=[{"counterSet": "a", "counters": {}}]))], [], "shares counters"),
         ([part(gpu(0, attributes={"group": None}), gpu(1))], ["gpu-0", "gpu-1"], "1 of 2 devices are in no nvlink"),
+        (
+            [part(*(gpu(n, attributes={"productName": {"string": model}}) for n, model in enumerate(("A 1", "B 2"))))],
+            ["gpu-0", "gpu-1"],
+            "its devices are of several models: A-1, B-2",
+        ),
         (
             [part(*(gpu(n, attributes={"group": {"int": 0}}) for n in range(5)))],
             [f"gpu-{n}" for n in range(5)],
