@@ -18,6 +18,7 @@ MAX_NAMES = 1024  # of devices, over all nodes; like nodes have the same. Each i
 log = structlog.get_logger()
 
 AttemptKey = tuple[str, int]  # workload uid, number
+Pool = tuple[str, str]  # driver, name
 Key = TypeVar("Key")
 _Used = list[tuple[str, tuple[tuple[str, int], ...]]]  # node, requests
 
@@ -31,10 +32,11 @@ class Devices:
         self._nodes: dict[str, Node] = {}
         self._flavors: dict[str, Flavor] = {}  # those with devices
         self._slices: dict[str, dict[str, Slice]] = {}  # by node and name
+        self._homes: dict[Pool, dict[str, str]] = {}  # by name of each slice, the node that it is of
         self._found: dict[str, Inventory] = {}  # by node
         self._names: set[str] = set()  # of devices that there have been
         self._claims: dict[str, DeviceClaim] = {}  # by uid
-        self._in_pool: dict[tuple[str, str], set[str]] = {}  # driver, pool → claims that have devices of it
+        self._in_pool: dict[Pool, set[str]] = {}  # claims that have devices of it
         self._of: dict[AttemptKey, set[str]] = {}  # claims of ours
         self._held: dict[AttemptKey, frozenset[tuple[str, str]]] = {}  # node, device that an attempt holds
         self._counted: dict[str, _Used] = {}  # by claim, what is counted as others'
@@ -54,9 +56,12 @@ class Devices:
         """Take in a changed ResourceSlice; return the nodes that changed with it."""
         if old is not None:
             self._slices.get(old.node, {}).pop(old.name, None)
+            self._homes.get((old.driver, old.pool), {}).pop(old.name, None)
         if new is not None:
             self._slices.setdefault(new.node, {})[new.name] = new
-        return self._refit({one.node for one in (old, new) if one is not None})
+            self._homes.setdefault((new.driver, new.pool), {})[new.name] = new.node
+        both = [one for one in (old, new) if one is not None]
+        return self._refit({one.node for one in both}, {(one.driver, one.pool) for one in both})
 
     def on_flavor(self, old: Flavor | None, new: Flavor | None) -> set[str]:
         """Take in a changed flavor; return the nodes that changed with it."""
@@ -129,18 +134,17 @@ class Devices:
         gpus = node.gpus if node.gpus.model else found.gpus
         return replace(node, allocatable={**node.allocatable, **amounts}, devices=found.devices, gpus=gpus)
 
-    def _refit(self, names: Iterable[str]) -> set[str]:
+    def _refit(self, names: Iterable[str], pools: Iterable[Pool] = ()) -> set[str]:
+        """Look at nodes anew, and at claims in pools of which they have devices, or had."""
         changed = {name for name in names if name in self._nodes}
         for name in changed:
             self._fleet.set_node(self._joined(self._nodes[name]))
             self._recount_on(name)
+        self._recount({uid for pool in pools for uid in self._in_pool.get(pool, ())})
         return changed
 
     def _recount_on(self, node: str) -> None:
-        found = self._found.get(node)
-        pools = {(device.driver, device.pool) for device in found.names} if found else set()
-        for one in self._slices.get(node, {}).values():
-            pools.add((one.driver, one.pool))
+        pools = {(one.driver, one.pool) for one in self._slices.get(node, {}).values()}
         self._recount({uid for pool in pools for uid in self._in_pool.get(pool, ())})
 
     def _recount(self, uids: Iterable[str]) -> set[str]:
@@ -165,21 +169,11 @@ class Devices:
         held = self._held.get((claim.workload, claim.attempt), frozenset())
         nodes: dict[str, list[dict[str, int]]] = {}
         for allocated in claim.devices:
-            # By its pool it may be on any node; drivers name the pool of a node's own devices after the node.
-            for node in self._homes(allocated.driver, allocated.pool):
-                device = self._found[node].names.get(allocated)
+            for node in set(self._homes.get((allocated.driver, allocated.pool), {}).values()):
+                device = self._found.get(node, Inventory()).names.get(allocated)
                 if device is not None and (node, device.name) not in held:
                     nodes.setdefault(node, []).append({device.name: 1, device.resource: 1})
         return [(node, tuple(sorted(total(parts).items()))) for node, parts in sorted(nodes.items())]
-
-    def _homes(self, driver: str, pool: str) -> list[str]:
-        if pool in self._found:
-            return [pool]
-        return [
-            node
-            for node, slices in self._slices.items()
-            if node in self._found and any((one.driver, one.pool) == (driver, pool) for one in slices.values())
-        ]
 
 
 def _discard(sets: dict[Key, set[str]], key: Key, uid: str) -> None:

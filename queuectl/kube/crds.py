@@ -375,7 +375,7 @@ class RoleAssignment(Part):
     pods: Int32 = Field(ge=0, description="How many pods of the role are there.")
     devices: Annotated[list[Text], Field(max_length=1024)] | None = Field(
         None,
-        description="The devices that their claims name, where the flavor has devices.",
+        description="The devices that their claims name, in order of the pods, where the flavor has devices.",
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
     )
 

@@ -3,6 +3,8 @@
 kube-scheduler allocates every claim; what it allocates is what the ledger says.
 """
 
+import os
+import random
 from typing import Any
 
 from queuectl.kube.names import JOB_LABEL, claims_path
@@ -12,33 +14,39 @@ from tests.support.devices import DRIVER
 from tests.support.eventually import eventually
 from tests.support.stage import Controller, Object, Stage
 
+GANGS = int(os.environ.get("DEVICES_GANGS", "20"))
+SEED = int(os.environ.get("DEVICES_SEED", "1"))
+
 
 async def test_a_requeued_job_and_one_that_arrives_share_no_device(live: Stage) -> None:
     await devices.offer(live, gpus=2)
     await live.queue(2)
-    await live.submit("first", 1, 1, annotations={"local.queuectl.dev/stop-after": "1s"})
+    slow = {"local.queuectl.dev/stop-after": "4s"}  # longer than its back-off
+    await live.submit("first", 1, 1, annotations=slow)
     await live.submit("second", 1, 1)
     for name in ("first", "second"):
         await live.until_phase(name, "Running")
     assert sorted((await _allocated(live)).values()) == [["gpu-0"], ["gpu-1"]]
     [second] = [names for job, names in (await _allocated(live)).items() if job == "second"]
 
-    await live.submit("third", 1, 1)
-    [pod] = await live.pods("first")
-    await live.delete_pod(pod["metadata"]["name"])  # it goes back to its queue, ahead of the third
-    await live.until_job("first", lambda s: s.get("attempt") == 2 and s.get("phase") == "Running", "runs again")
+    async with devices.shared_devices(live) as shared:
+        await live.submit("third", 1, 1)
+        [pod] = await live.pods("first")
+        await live.delete_pod(pod["metadata"]["name"])  # it goes back to its queue, ahead of the third
+        await live.until_job("first", lambda s: s.get("attempt") == 2 and s.get("phase") == "Running", "runs again")
 
-    allocated = await _allocated(live)
-    assert allocated.keys() == {"first", "second"}
-    assert allocated["second"] == second
-    assert sorted(allocated.values()) == [["gpu-0"], ["gpu-1"]]
-    assert "1 nvidia.com/gpu" in (await live.until_reason("third", "WaitingForQuota"))["status"]["message"]
-    assert await ledger.audit(live) == []
-    await live.delete_job("second")
-    await live.until_phase("third", "Running")
-    allocated = await _allocated(live)
-    assert allocated["third"] == second
-    assert await _told(live) == allocated
+        allocated = await _allocated(live)
+        assert allocated.keys() == {"first", "second"}
+        assert allocated["second"] == second
+        assert sorted(allocated.values()) == [["gpu-0"], ["gpu-1"]]
+        assert "1 nvidia.com/gpu" in (await live.until_reason("third", "WaitingForQuota"))["status"]["message"]
+        assert await ledger.audit(live) == []
+        await live.delete_job("second")
+        await live.until_phase("third", "Running")
+        allocated = await _allocated(live)
+        assert allocated["third"] == second
+        assert await _told(live) == allocated
+    assert shared == []
 
 
 async def test_four_gpus_of_one_domain_wait_for_the_devices_of_another_job(live: Stage) -> None:
@@ -73,9 +81,10 @@ async def test_each_pod_of_a_gang_gets_a_domain(live: Stage) -> None:
 
     job = await live.until_phase("train", "Running")
 
-    assert [a["devices"] for a in job["status"]["assignments"]] == [
-        ["gpu-0", "gpu-1", "gpu-2", "gpu-3"], ["gpu-4", "gpu-5", "gpu-6", "gpu-7"],
-    ]  # fmt: skip
+    [assigned] = job["status"]["assignments"]
+    assert assigned["devices"] == [f"gpu-{number}" for number in range(8)]
+    domains = [{name in _names(claim) for name in ("gpu-0", "gpu-3")} for claim in await _claims(live)]
+    assert domains in ([{True}, {False}], [{False}, {True}])
     [first, second] = sorted([c["metadata"]["name"] for c in await _claims(live)])
     assert [first, second] == sorted(pod["metadata"]["name"] for pod in await live.pods("train"))
     await live.end_pods("train")
@@ -128,6 +137,29 @@ async def test_a_controller_that_dies_among_the_claims_names_the_same_devices_ag
     await live.submit("next", 1, 2)
     await live.until_phase("next", "Running")
     assert (await _told(live))["next"] == ["gpu-6", "gpu-7"]
+
+
+async def test_random_gangs_run_in_turn_and_share_no_device(live: Stage) -> None:
+    await devices.offer(live, gpus=8, count=2)
+    await live.queue(100)
+    draw = random.Random(SEED)
+    asked = ({}, {"required": "nvlink"}, {"required": "pcie"}, {"slices": {"level": "nvlink", "size": 1}})
+    async with devices.shared_devices(live) as shared:
+        for number in range(GANGS):
+            pods, gpus, topology = draw.choice((1, 1, 2, 3)), draw.choice((1, 1, 2, 4)), draw.choice(asked)
+            ends = {"local.queuectl.dev/run-seconds": draw.choice(("0s", "1s"))}
+            await live.create(_job(live, f"gang-{number}", pods, gpus, topology, annotations=ends))
+
+        async def over() -> bool:
+            statuses = [job.get("status", {}) for job in await live.jobs()]
+            return all(s.get("phase") == "Succeeded" or s.get("reason") == "ExceedsCluster" for s in statuses)
+
+        await eventually(over, "all gangs that could ever run have run", seconds=120)
+    assert shared == []
+    jobs = {job["metadata"]["name"]: job["status"] for job in await live.jobs()}
+    ran = [status["attempt"] for status in jobs.values() if status["phase"] == "Succeeded"]
+    assert len(ran) > GANGS / 2
+    assert set(ran) == {1}
 
 
 async def test_preempted_devices_are_the_preemptors_once_they_are_released(live: Stage) -> None:

@@ -1,7 +1,14 @@
 """Nodes whose GPUs claims name, on a real control plane: what a driver and an admin would write."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from queuectl.kube import decode
 from queuectl.kube.client import APPLY_PATCH, MERGE_PATCH
-from queuectl.kube.names import API, DEVICES_API, slices_path
+from queuectl.kube.informer import Informer
+from queuectl.kube.names import API, DEVICES_API, claims_path, slices_path
+from queuectl.model.devices import Allocated, DeviceClaim
 from tests.support import manifests
 from tests.support.stage import GPU, STAGE_LABEL, Object, Stage
 
@@ -10,9 +17,9 @@ PCIE = "resource.kubernetes.io/pcieRoot"
 INSIDE = [{"name": "nvlink", "gpus": 4, "attribute": "group"}, {"name": "pcie", "gpus": 2, "attribute": PCIE}]
 
 
-async def offer(stage: Stage, *, gpus: int, first: int = 0) -> list[str]:
-    """Create a node with devices, of NVLink groups of four; the stage's flavor is one of devices from then on."""
-    names = await stage.nodes(1, gpus=0, first=first)
+async def offer(stage: Stage, *, gpus: int, count: int = 1, first: int = 0) -> list[str]:
+    """Create nodes with devices, of NVLink groups of four; the stage's flavor is one of devices from then on."""
+    names = await stage.nodes(count, gpus=0, first=first)
     device_class = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
@@ -34,6 +41,31 @@ async def offer(stage: Stage, *, gpus: int, first: int = 0) -> list[str]:
         uid = (await stage.client.request("GET", f"/api/v1/nodes/{name}"))["metadata"]["uid"]
         await stage.client.request("POST", slices_path(), body=_slice(name, uid, gpus))
     return names
+
+
+@asynccontextmanager
+async def shared_devices(stage: Stage) -> AsyncIterator[list[str]]:
+    """Watch the stage's claims; the list has each device that two of them had at any version of the API."""
+    holders: dict[Allocated, str] = {}
+    found: list[str] = []
+
+    def on_change(old: DeviceClaim | None, new: DeviceClaim | None) -> None:
+        for device in old.devices if old else ():
+            if holders.get(device) == (old.name if old else ""):
+                del holders[device]
+        for device in new.devices if new else ():
+            other = holders.setdefault(device, new.name if new else "")
+            if new is not None and other != new.name:
+                found.append(f"{device.device} of {device.pool} is {other}'s and {new.name}'s")
+
+    informer = Informer(stage.client, claims_path(stage.namespace), decode.resource_claim, on_change)
+    task = asyncio.create_task(informer.run())
+    try:
+        await informer.synced.wait()
+        yield found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _slice(node: str, uid: str, gpus: int) -> Object:
