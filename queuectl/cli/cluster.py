@@ -243,7 +243,7 @@ def views(
         counts = {f.devices.resource: 0 for f in mine if f.devices} | Counter(d.resource for d in named.devices)
         for claim, device in ((c, named.names[d]) for c in claims for d in c.devices if d in named.names):
             key = (node.name, device.resource, bool(claim.workload))
-            used[key] = used.get(key, 0) + 1
+            used[key] = used.get(key, 0) + (not claim.implied)
         for resource, total in sorted({**node.allocatable, **counts}.items()):
             unit = _unit(node, resource, mine)
             if unit:

@@ -172,7 +172,9 @@ class Devices:
             for node in set(self._homes.get((allocated.driver, allocated.pool), {}).values()):
                 device = self._found.get(node, Inventory()).names.get(allocated)
                 if device is not None and (node, device.name) not in held:
-                    nodes.setdefault(node, []).append({device.name: 1, device.resource: 1})
+                    nodes.setdefault(node, []).append(
+                        {device.name: 1} | ({} if claim.implied else {device.resource: 1})
+                    )
         return [(node, tuple(sorted(total(parts).items()))) for node, parts in sorted(nodes.items())]
 
 

@@ -14,6 +14,7 @@ from queuectl.kube.names import (
     ATTEMPT_LABEL,
     CHANGE_WHY,
     CHANGED_BY,
+    EXTENDED_RESOURCE_CLAIM,
     FINALIZER,
     GATE,
     INDEX_LABEL,
@@ -381,6 +382,7 @@ def resource_claim(raw: Bytes) -> Item[DeviceClaim]:
             for result in (allocation.devices.results if allocation else ())
             if not result.admin_access  # takes the device from nobody
         ),
+        implied=EXTENDED_RESOURCE_CLAIM in meta.annotations,
     )
     return Item(meta.key, meta.resource_version, value)
 

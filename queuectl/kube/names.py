@@ -5,6 +5,7 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 API = f"/apis/{GROUP}/{VERSION}"
 DEVICES_API = "/apis/resource.k8s.io/v1"
+EXTENDED_RESOURCE_CLAIM = "resource.kubernetes.io/extended-resource-claim"  # KEP-5004
 GATE = f"{GROUP}/gang"
 FINALIZER = f"{GROUP}/ledger"
 CHANGED_BY = f"{GROUP}/changed-by"

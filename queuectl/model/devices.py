@@ -59,6 +59,7 @@ class DeviceClaim:
     role: str = ""
     index: int = 0
     devices: tuple[Allocated, ...] = ()
+    implied: bool = False  # kube-scheduler has made it for a pod that asks for a resource by name, which counts already
 
 
 @dataclass(frozen=True, slots=True)

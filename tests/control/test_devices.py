@@ -84,6 +84,13 @@ def test_without_devices_in_the_flavor_the_kubelets_word_counts_again(scene: Sce
     assert scene.fleet.room("n1")[GPU] == 8
 
 
+def test_what_a_pod_asks_for_by_name_is_not_counted_again_by_its_claim(scene: Scene) -> None:
+    scene.devices.on_slice(None, part(0, 1, 2))
+    scene.fleet.use("n1", ((GPU, 1),), +1)
+    scene.devices.on_claim(None, claim(1, implied=True))
+    assert scene.free == [0, 2]
+
+
 def test_a_claim_of_ours_counts_for_its_attempt_and_after_that_until_it_is_gone(scene: Scene) -> None:
     scene.devices.on_slice(None, part(0, 1))
     requests = ((device_name(DRIVER, "", "gpu-0"), 1), (GPU, 1))

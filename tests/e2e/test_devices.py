@@ -5,17 +5,21 @@ kube-scheduler allocates every claim; what it allocates is what the ledger says.
 
 import os
 import random
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from queuectl.kube.names import JOB_LABEL, claims_path
 from queuectl.model.resources import device_name
-from tests.support import devices, ledger
+from tests.support import devices, ledger, manifests
 from tests.support.devices import DRIVER
 from tests.support.eventually import eventually
 from tests.support.stage import Controller, Object, Stage
 
 GANGS = int(os.environ.get("DEVICES_GANGS", "20"))
 SEED = int(os.environ.get("DEVICES_SEED", "1"))
+ASKED: tuple[Object, ...] = (
+    {}, {"required": "nvlink"}, {"required": "pcie"}, {"slices": {"level": "nvlink", "size": 1}},
+)  # fmt: skip
 
 
 async def test_a_requeued_job_and_one_that_arrives_share_no_device(live: Stage) -> None:
@@ -115,6 +119,48 @@ async def test_what_others_claim_is_not_given_away(live: Stage) -> None:
     await live.until_phase("four", "Running")
 
 
+async def test_what_others_pods_ask_for_by_name_counts_once(live: Stage) -> None:
+    """kube-scheduler makes a claim for such a pod; the pod's requests are counted already."""
+    resource = "named.example.com/gpu"
+    await devices.offer(live, gpus=4, by_name=resource)
+    quota = manifests.quota(8, flavor=live.name, resource=resource)
+    await live.create(manifests.queue(live.name, quotas=[quota]))
+    limits = {"limits": {resource: 1}}
+    containers = [{"name": "main", "image": "other:1", "resources": limits}]
+    await live.others_pod("other", 0, containers=containers)
+
+    async def allocated() -> bool:
+        return any(_names(claim) for claim in await _claims(live))
+
+    await eventually(allocated, "kube-scheduler has made a claim for the others' pod")
+    job = live.job("three", 3, 0)
+    job["spec"]["roles"][0]["template"]["spec"]["containers"][0]["resources"] = limits
+    await live.create(job)
+    await live.until_phase("three", "Running")
+    names = [name for claim in await _claims(live) for name in _names(claim)]
+    assert sorted(names) == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
+
+
+async def test_random_gangs_that_preempt_and_shrink_share_no_device(live: Stage) -> None:
+    await devices.offer(live, gpus=8, count=2)
+    await live.queue(16, preemption={"withinQueue": "LowerPriority"})
+    draw = random.Random(SEED)
+    async with devices.shared_devices(live) as shared:
+        for number in range(GANGS):
+            pods, gpus, topology = draw.choice((1, 2, 3)), draw.choice((1, 2, 4)), draw.choice(ASKED)
+            ends = {
+                "local.queuectl.dev/run-seconds": draw.choice(("1s", "3s")),
+                "local.queuectl.dev/stop-after": draw.choice(("0s", "1s")),
+            }
+            job = _job(live, f"gang-{number}", pods, gpus, topology, annotations=ends, priority=draw.randrange(3))
+            if "required" not in topology:
+                job["spec"]["roles"][0]["minReplicas"] = draw.randint(1, pods)
+            await live.create(job)
+        await eventually(_over(live), "all gangs that could ever run have run", seconds=180)
+    assert shared == []
+    assert await ledger.audit(live) == []
+
+
 async def test_a_controller_that_dies_among_the_claims_names_the_same_devices_again(
     live: Stage, shared_controller: Controller
 ) -> None:
@@ -143,18 +189,12 @@ async def test_random_gangs_run_in_turn_and_share_no_device(live: Stage) -> None
     await devices.offer(live, gpus=8, count=2)
     await live.queue(100)
     draw = random.Random(SEED)
-    asked = ({}, {"required": "nvlink"}, {"required": "pcie"}, {"slices": {"level": "nvlink", "size": 1}})
     async with devices.shared_devices(live) as shared:
         for number in range(GANGS):
-            pods, gpus, topology = draw.choice((1, 1, 2, 3)), draw.choice((1, 1, 2, 4)), draw.choice(asked)
+            pods, gpus, topology = draw.choice((1, 1, 2, 3)), draw.choice((1, 1, 2, 4)), draw.choice(ASKED)
             ends = {"local.queuectl.dev/run-seconds": draw.choice(("0s", "1s"))}
             await live.create(_job(live, f"gang-{number}", pods, gpus, topology, annotations=ends))
-
-        async def over() -> bool:
-            statuses = [job.get("status", {}) for job in await live.jobs()]
-            return all(s.get("phase") == "Succeeded" or s.get("reason") == "ExceedsCluster" for s in statuses)
-
-        await eventually(over, "all gangs that could ever run have run", seconds=120)
+        await eventually(_over(live), "all gangs that could ever run have run", seconds=120)
     assert shared == []
     jobs = {job["metadata"]["name"]: job["status"] for job in await live.jobs()}
     ran = [status["attempt"] for status in jobs.values() if status["phase"] == "Succeeded"]
@@ -176,6 +216,14 @@ async def test_preempted_devices_are_the_preemptors_once_they_are_released(live:
     assert high["status"]["attempt"] == 1
     assert (await _allocated(live))["high"] == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
     assert await ledger.audit(live) == []
+
+
+def _over(stage: Stage) -> Callable[[], Awaitable[bool]]:
+    async def over() -> bool:
+        statuses = [job.get("status", {}) for job in await stage.jobs()]
+        return all(s.get("phase") == "Succeeded" or s.get("reason") == "ExceedsCluster" for s in statuses)
+
+    return over
 
 
 def _job(stage: Stage, name: str, pods: int, gpus: int, topology: Object, **spec: Any) -> Object:

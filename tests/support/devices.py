@@ -17,22 +17,27 @@ PCIE = "resource.kubernetes.io/pcieRoot"
 INSIDE = [{"name": "nvlink", "gpus": 4, "attribute": "group"}, {"name": "pcie", "gpus": 2, "attribute": PCIE}]
 
 
-async def offer(stage: Stage, *, gpus: int, count: int = 1, first: int = 0) -> list[str]:
-    """Create nodes with devices, of NVLink groups of four; the stage's flavor is one of devices from then on."""
+async def offer(stage: Stage, *, gpus: int, count: int = 1, first: int = 0, by_name: str = "") -> list[str]:
+    """Create nodes with devices, of NVLink groups of four; the stage's flavor is one of devices from then on.
+
+    ``by_name``: the extended resource by which pods can ask for them without any claim of their own, too.
+    """
     names = await stage.nodes(count, gpus=0, first=first)
-    device_class = {
+    device_class: Object = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
-        "metadata": {"name": DRIVER},
+        "metadata": {"name": f"by-name.{DRIVER}" if by_name else DRIVER},
         "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]},
     }
+    if by_name:
+        device_class["spec"]["extendedResourceName"] = by_name
     params = {"fieldManager": "test", "force": "true"}
-    path = f"{DEVICES_API}/deviceclasses/{DRIVER}"
+    path = f"{DEVICES_API}/deviceclasses/{device_class['metadata']['name']}"
     await stage.client.request("PATCH", path, params=params, body=device_class, content_type=APPLY_PATCH)
     flavor = manifests.flavor(
         stage.name,
         nodeLabels={STAGE_LABEL: stage.name},
-        devices={"driver": DRIVER, "deviceClassName": DRIVER, "resource": GPU},
+        devices={"driver": DRIVER, "deviceClassName": DRIVER, "resource": by_name or GPU},
         topology={"insideNode": INSIDE},
     )
     path = f"{API}/resourceflavors/{stage.name}"
