@@ -36,12 +36,12 @@ def _gpus_suit(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
     """
     need = constraints.gpu
     for resource in need.resources if need else ():
-        counts = weigh(resource, flavor)
-        if not counts or need is None:
-            continue
         named = any(device.resource == resource for device in node.devices)
         if named and (flavor.devices is None or flavor.devices.resource != resource):
             return False  # no claim would be made for them
+        counts = weigh(resource, flavor)
+        if not counts or need is None:
+            continue
         unit = node.gpus.of(resource)
         shared = unit.shared or (counts < CARD and not unit.slice and not is_slice(resource))
         if shared and not need.shared and not resource.endswith(SHARED):

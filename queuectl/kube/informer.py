@@ -102,7 +102,7 @@ class Informer(Generic[T]):
     ) -> None:
         """Prepare; nothing is sent before ``run``. ``after``: what it waits for even then.
 
-        A kind that is waited for so is one that not every API server has: there it is as if there were none.
+        With it the kind is one that not every API server has, or shows: it is then as if there were none.
         """
         self.objects: dict[str, Item[T]] = {}
         self.synced = asyncio.Event()
@@ -117,7 +117,7 @@ class Informer(Generic[T]):
 
     @property
     def needed(self) -> bool:
-        """Tell whether it has anything to wait for no more."""
+        """Tell whether what it waits for has come."""
         return self._after is None or self._after.is_set()
 
     async def once(self) -> None:
@@ -127,7 +127,7 @@ class Informer(Generic[T]):
                 try:
                     await self._list()
                 except ApiError as error:
-                    if not self._is_unknown(error):
+                    if not self._may_be_missing(error):
                         raise
                 self.synced.set()
 
@@ -149,7 +149,7 @@ class Informer(Generic[T]):
             except (ApiUnreachableError, ApiError) as error:
                 if self._version != before:  # it had worked for a while
                     pause = BACKOFF_SECONDS[0]
-                if self._is_unknown(error):
+                if self._may_be_missing(error):
                     self.synced.set()
                 log.warning("watch interrupted", path=self._path, error=str(error), pause=round(pause, 2))
             # Jitter keeps informers from coming back all at once.
@@ -166,8 +166,8 @@ class Informer(Generic[T]):
             self._set(item.key, item)
             self._adopted.add(item.key)
 
-    def _is_unknown(self, error: Exception) -> bool:
-        return self._after is not None and isinstance(error, ApiError) and error.status == 404  # noqa: PLR2004
+    def _may_be_missing(self, error: Exception) -> bool:
+        return self._after is not None and isinstance(error, ApiError) and error.status in {403, 404}
 
     async def _list(self) -> None:
         found: dict[str, Item[T]] = {}
