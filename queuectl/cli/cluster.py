@@ -1,6 +1,7 @@
 """``queuectl queues`` and ``queuectl nodes``."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from queuectl.cli.render import Table, show_data, show_objects
 
 if TYPE_CHECKING:
     from queuectl.cli.session import Session
+    from queuectl.model.devices import DeviceClaim, Slice
     from queuectl.model.objects import Flavor, Node, Pod
 
 Object = dict[str, Any]
@@ -191,7 +193,7 @@ def _plain(view: NodeView) -> Object:
 async def _read(here: "Session") -> list[NodeView]:
     from queuectl.kube import decode
     from queuectl.kube.listing import list_raw
-    from queuectl.kube.names import API
+    from queuectl.kube.names import API, claims_path, slices_path
 
     running = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
     flavors, found, pods = await asyncio.gather(
@@ -199,17 +201,35 @@ async def _read(here: "Session") -> list[NodeView]:
         list_raw(here.client, "/api/v1/nodes"),
         list_raw(here.client, "/api/v1/pods", **running),
     )
+    kinds = [decode.flavor(raw).value for raw in flavors]
+    slices, claims = (
+        [await list_raw(here.client, path) for path in (slices_path(), claims_path())]
+        if any(flavor.devices for flavor in kinds)
+        else ([], [])
+    )
     return views(
-        [decode.flavor(raw).value for raw in flavors],
+        kinds,
         [decode.node(raw).value for raw in found],
         [decode.pod(raw).value for raw in pods],
+        [decode.resource_slice(raw).value for raw in slices],
+        [decode.resource_claim(raw).value for raw in claims],
     )
 
 
-def views(flavors: Sequence["Flavor"], nodes: Iterable["Node"], pods: Iterable["Pod"]) -> list[NodeView]:
+def views(
+    flavors: Sequence["Flavor"],
+    nodes: Iterable["Node"],
+    pods: Iterable["Pod"],
+    slices: Iterable["Slice"] = (),
+    claims: Sequence["DeviceClaim"] = (),
+) -> list[NodeView]:
     """Return what ``nodes`` shows, by name."""
+    from queuectl.model.devices import inventory
     from queuectl.model.gpus import Claim, problems
 
+    on: dict[str, list[Slice]] = {}
+    for one in slices:
+        on.setdefault(one.node, []).append(one)
     used: dict[tuple[str, str, bool], int] = {}
     for pod in pods:
         for resource, amount in pod.requests:  # of pods that are bound and haven't ended
@@ -219,7 +239,12 @@ def views(flavors: Sequence["Flavor"], nodes: Iterable["Node"], pods: Iterable["
     for node in sorted(nodes, key=lambda node: node.name):
         mine = [f for f in flavors if all(node.labels.get(k) == v for k, v in f.node_labels)]
         gpus = []
-        for resource, total in sorted(node.allocatable.items()):
+        named = inventory(node.name, on.get(node.name, ()), mine)
+        counts = {f.devices.resource: 0 for f in mine if f.devices} | Counter(d.resource for d in named.devices)
+        for claim, device in ((c, named.names[d]) for c in claims for d in c.devices if d in named.names):
+            key = (node.name, device.resource, bool(claim.workload))
+            used[key] = used.get(key, 0) + (not claim.implied)
+        for resource, total in sorted({**node.allocatable, **counts}.items()):
             unit = _unit(node, resource, mine)
             if unit:
                 held, others = used.get((node.name, resource, True), 0), used.get((node.name, resource, False), 0)
@@ -227,7 +252,9 @@ def views(flavors: Sequence["Flavor"], nodes: Iterable["Node"], pods: Iterable["
         state = ("Ready" if node.ready else "NotReady") + (",Cordoned" if node.unschedulable else "")
         wrong = problems(node.labels, node.allocatable, [Claim(f.name, f.gpu_model, f.gpus) for f in mine])
         names = tuple(f.name for f in mine)
-        result.append(NodeView(node.name, state, names, tuple(gpus), node.gpus.model, node.gpus.driver, tuple(wrong)))
+        wrong += named.problems
+        kind = node.gpus if node.gpus.model else named.gpus
+        result.append(NodeView(node.name, state, names, tuple(gpus), kind.model, kind.driver, tuple(wrong)))
     return result
 
 
@@ -249,30 +276,40 @@ async def _watch_nodes(here: "Session", shown: Sequence[NodeView], names: Sequen
     from queuectl.cli.watching import log_to_stderr
     from queuectl.kube import decode
     from queuectl.kube.informer import Informer
-    from queuectl.kube.names import API
+    from queuectl.kube.names import API, claims_path, slices_path
 
     log_to_stderr()
-    changed = asyncio.Event()
+    changed, devices = asyncio.Event(), asyncio.Event()
 
     def on_change(_: object, __: object) -> None:
         changed.set()
 
-    flavors = Informer(here.client, f"{API}/resourceflavors", decode.flavor, on_change)
+    def on_flavor(_: object, new: "Flavor | None") -> None:
+        changed.set()
+        if new is not None and new.devices is not None:
+            devices.set()
+
+    flavors = Informer(here.client, f"{API}/resourceflavors", decode.flavor, on_flavor)
     nodes = Informer(here.client, "/api/v1/nodes", decode.node, on_change)
     pods = Informer(here.client, "/api/v1/pods", decode.pod, on_change)
-    informers: tuple[Informer[Any], ...] = (flavors, nodes, pods)
+    slices = Informer(here.client, slices_path(), decode.resource_slice, on_change, after=devices)
+    claims = Informer(here.client, claims_path(), decode.resource_claim, on_change, after=devices)
+    informers: tuple[Informer[Any], ...] = (flavors, nodes, pods, slices, claims)
     printed = {view.name: view for view in shown}
     async with asyncio.TaskGroup() as group:
         for informer in informers:
             group.create_task(informer.run())
         for informer in informers:
-            await informer.synced.wait()
+            if informer.needed:
+                await informer.synced.wait()
         while True:
             changed.clear()
             now = views(
                 [item.value for item in flavors.objects.values()],
                 [item.value for item in nodes.objects.values()],
                 [item.value for item in pods.objects.values()],
+                [item.value for item in slices.objects.values()],
+                [item.value for item in claims.objects.values()],
             )
             for view in now:
                 if printed.get(view.name) != view and (not names or view.name in names):

@@ -18,9 +18,10 @@ from queuectl.control.report import Reporter
 from queuectl.control.world import World
 from queuectl.core.lifecycle import View, can_go, coming, holding, not_grown, refused
 from queuectl.kube import pods
+from queuectl.kube.claims import UnnamedError, claim
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.writes import DeposedError, NameTakenError, Writer
-from queuectl.model.lifecycle import STEP_OF, AttemptState, End, Move, Outcome, Step
+from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Move, Outcome, Step
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import PodKey
 from queuectl.model.reasons import Reason, why
@@ -151,12 +152,15 @@ class Executor:
             await self._writer.ensure_priority_class(view.workload.priority)
         flavors, workload = self._world.flavors, view.workload
         manifests = pods.manifests(job, attempt, workload.priority, flavors, workload.saved)
+        claims = self._claims(job, attempt, manifests)
         there = self._world.pods.get((attempt.uid, attempt.number), {})  # as of now, not as of before the writes above
-        missing = [manifests[key] for key in wanted if key not in there]
+        missing = [(manifests[key], claims.get(key)) for key in wanted if key not in there]
 
-        async def create(manifest: pods.Manifest) -> None:
+        async def create(manifest: pods.Manifest, claim: pods.Manifest | None) -> None:
             self._current(attempt.uid, attempt.number, attempt.state)
             try:
+                if claim is not None:
+                    await self._writer.create_claim(claim)
                 self._created(await self._writer.create_pod(manifest))
             except ApiError as error:
                 if pods.lacks_priority_class(error) and self._now() < since + GIVE_UP_SECONDS:
@@ -168,7 +172,20 @@ class Executor:
                     raise  # one of a deleted job of the same name may just be going
                 raise _RefusedError(manifest["metadata"]["name"], str(error), permanent=False) from error
 
-        await _all(create(manifest) for manifest in missing)
+        await _all(create(manifest, claim) for manifest, claim in missing)
+
+    def _claims(
+        self, job: Job, attempt: Attempt, manifests: Mapping[PodKey, pods.Manifest]
+    ) -> dict[PodKey, pods.Manifest]:
+        """Return the claims of pods whose devices are named. Raises _RefusedError."""
+        result = {}
+        for key, (node, kind, devices) in pods.devices_of(attempt, self._world.flavors).items():
+            manifest, template = manifests[key], job.templates[key[0]]["spec"]
+            try:
+                result[key] = claim(manifest, template, kind, devices, self._world.devices.identities(node))
+            except UnnamedError as error:
+                raise _RefusedError(manifest["metadata"]["name"], str(error), permanent=False) from error
+        return result
 
     async def _ungate(self, view: View) -> Move | None:
         """Take all gates away, if every pod is there and every place still good."""

@@ -11,8 +11,8 @@ from queuectl.core.snapshot import Policy
 from queuectl.kube import decode, volumes
 from queuectl.kube.client import KubeClient
 from queuectl.kube.informer import Informer
-from queuectl.kube.names import API, jobs_path, pods_path
-from queuectl.model.objects import Pod
+from queuectl.kube.names import API, claims_path, jobs_path, pods_path, slices_path
+from queuectl.model.objects import Flavor, Pod
 from queuectl.store.ledger import Ledger
 
 SYNC_SECONDS = 120.0  # for all lists to come in
@@ -33,17 +33,29 @@ def informers(
 
         return on_change
 
+    devices = asyncio.Event()
+
+    def on_flavor(old: Flavor | None, new: Flavor | None) -> None:
+        world.on_flavor(old, new)
+        if new is not None and new.devices is not None:
+            devices.set()
+
     pods = Informer(client, pods_path(), decode.pod, told(world.on_pod))
+    # Only where a flavor has devices; claims first, so that none of them seems to be free that is not.
+    claims = Informer(client, claims_path(), decode.resource_claim, told(world.on_device_claim), after=devices)
+    slices = Informer(client, slices_path(), decode.resource_slice, told(world.on_slice), after=claims.synced)
     classes, budgets = "/apis/scheduling.k8s.io/v1/priorityclasses", "/apis/policy/v1/poddisruptionbudgets"
     everything: list[Informer[Any]] = [
         Informer(client, classes, decode.priority_class, told(world.on_priority_class)),
         Informer(client, budgets, decode.budget, told(world.on_budget)),
-        Informer(client, f"{API}/resourceflavors", decode.flavor, told(world.on_flavor)),
+        Informer(client, f"{API}/resourceflavors", decode.flavor, told(on_flavor)),
         Informer(client, "/api/v1/namespaces", decode.namespace, told(world.on_namespace)),
         Informer(client, f"{API}/queues", decode.queue, told(world.on_queue)),
         Informer(client, "/api/v1/nodes", decode.node, told(world.on_node)),
         Informer(client, jobs_path(), decode.job, told(world.on_job)),
         pods,
+        claims,
+        slices,
     ]
     return everything, pods
 
@@ -60,7 +72,7 @@ def _volume_informers(client: KubeClient, world: World, wake: Callable[[], None]
     return [
         Informer(client, "/apis/storage.k8s.io/v1/storageclasses", volumes.storage_class, told(world.on_storage_class)),
         Informer(client, "/api/v1/persistentvolumes", volumes.volume, told(world.on_volume)),
-        Informer(client, "/api/v1/persistentvolumeclaims", volumes.claim, told(world.on_claim)),
+        Informer(client, "/api/v1/persistentvolumeclaims", volumes.claim, told(world.on_volume_claim)),
     ]
 
 
@@ -78,10 +90,11 @@ async def follow_volumes(client: KubeClient, world: World, wake: Callable[[], No
 
 
 async def in_sync(everything: list[Informer[Any]]) -> None:
-    """Wait until all lists are in. Raises TimeoutError."""
+    """Wait until all lists are in that are needed. Raises TimeoutError."""
     async with asyncio.timeout(SYNC_SECONDS):
         for informer in everything:
-            await informer.synced.wait()
+            if informer.needed:
+                await informer.synced.wait()
 
 
 async def load(world: World, ledger: Ledger) -> None:
@@ -97,7 +110,10 @@ async def look(client: KubeClient, ledger: Ledger, policy: Policy) -> World:
     """Return the world as it is now, for somebody who only wants to know. Raises what its sources raise."""
     world = World(BackOff(), policy)
     everything, _ = informers(client, world)
-    await asyncio.gather(*(informer.once() for informer in everything))
+    await asyncio.gather(*(informer.once() for informer in everything if informer.needed))
+    for informer in everything:
+        if informer.needed:
+            await informer.once()  # those that were not needed until then
     if world.uses_claims.is_set():
         await asyncio.gather(*(informer.once() for informer in _volume_informers(client, world)))
         world.volumes_are_known()

@@ -1,4 +1,4 @@
-"""Clean up in the API server what is over: pods that no attempt owns, finalizers of jobs that hold nothing, TTLs."""
+"""Clean up in the API server what is over: pods and claims that no attempt owns, finalizers of jobs that hold nothing, TTLs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -40,6 +40,7 @@ class Janitor:
     def _due(self) -> list[Callable[[], Awaitable[None]]]:
         world, now = self._world, self._now()
         due: list[Callable[[], Awaitable[None]]] = [partial(self._remove, pod) for pod in world.orphans()]
+        due += [partial(self._writer.remove_claim, claim) for claim in world.devices.orphans(world.attempts)]
         for uid, job in world.jobs.items():
             if not (job.deleting or job.ttl_seconds is not None) or not world.is_over(uid):
                 continue

@@ -1,6 +1,6 @@
 """What the statuses of jobs and queues should say. Pure; ``control.report`` writes it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,9 +10,9 @@ from queuectl.core.tree import Node
 from queuectl.model.checkpoint import Ask, Checkpoint
 from queuectl.model.lifecycle import UP, Attempt, AttemptState, Outcome, Workload, WorkloadState
 from queuectl.model.objects import Job, Pod, Queue
-from queuectl.model.plan import Eviction, PodKey, waiting_for
+from queuectl.model.plan import Eviction, Placement, PodKey, by_index, waiting_for
 from queuectl.model.reasons import FOR_OTHERS, Reason, Why, listed, why
-from queuectl.model.resources import format_quantity
+from queuectl.model.resources import format_quantity, is_device
 
 Status = dict[str, Any]
 MAX_QUOTAS = 128  # that the API takes in a queue's status
@@ -88,11 +88,7 @@ def desired(
         "pods": _pods(job, workload, attempt, pods),
         "queuePosition": position if attempt is None and workload.state is WorkloadState.QUEUED else None,
         # Who is only promised its room has nothing there yet.
-        "assignments": [
-            {"role": p.role, "flavor": p.flavor, "node": p.node, "pods": p.pods} for p in attempt.placements
-        ]
-        if attempt and attempt.holds
-        else None,
+        "assignments": _assignments(attempt.placements) if attempt and attempt.holds else None,
         "admittedAt": _admitted_at(attempt) if attempt else before.get("admittedAt"),
         "startedAt": timestamp(running_at) if running_at else before.get("startedAt") if not attempt else None,
         "finishedAt": timestamp(workload.finished_at) if workload.finished_at else None,
@@ -107,6 +103,20 @@ def desired(
 def _checkpoint(saved: Checkpoint) -> Status:
     told = {"time": timestamp(saved.at), "attempt": saved.attempt, "step": saved.step, "path": saved.path or None}
     return {key: value for key, value in told.items() if value is not None}
+
+
+def _assignments(placements: Iterable[Placement]) -> list[dict[str, Any]]:
+    """Return who is where: an entry for each role, flavor and node."""
+    result: dict[tuple[str, ...], dict[str, Any]] = {}
+    for p in by_index(placements):
+        entry = result.setdefault(
+            (p.role, p.flavor, p.node), {"role": p.role, "flavor": p.flavor, "node": p.node, "pods": 0}
+        )
+        entry["pods"] += p.pods
+        devices = [name.rpartition(":")[2] for name, _ in p.requests if is_device(name)]
+        if devices:
+            entry.setdefault("devices", []).extend(devices)
+    return list(result.values())
 
 
 def _admitted_at(attempt: Attempt) -> str | None:

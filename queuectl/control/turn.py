@@ -17,7 +17,7 @@ from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Ou
 from queuectl.model.plan import Admission, Eviction, Placement, Plan, Portion, Preempt, Repair, TakeBack
 from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.reasons import CAUSES, Reason, why
-from queuectl.model.resources import is_alone
+from queuectl.model.resources import is_unannounced
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Decided:
     ancestors: Mapping[str, Sequence[str]]  # of the queues in which something starts
     growths: Mapping[tuple[str, int], Portion]  # by uid and number of the attempt
     repairs: Mapping[tuple[str, int], Repair]  # likewise
-    nodes: Mapping[str, Mapping[str, int]]  # as in the cycle, and where a host port or the like is taken
+    nodes: Mapping[str, Mapping[str, int]]  # as in the cycle, and where a host port, a device or the like is taken
 
 
 def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Move], dict[str, End]]:
@@ -121,8 +121,8 @@ def decide(world: World, cycle: Cycle, now: float) -> Decided:
 
 
 def _taken_alone(cycle: Cycle, placements: Sequence[Placement]) -> dict[str, Mapping[str, int]]:
-    """Return the rooms of nodes with what nobody used there before, and so was no part of them: host ports, say."""
-    fleet, taken = cycle.snapshot.fleet, [p for p in placements if any(is_alone(name) for name, _ in p.requests)]
+    """Return the rooms of nodes with what nobody used there before, and so was no part of them: host ports, devices."""
+    fleet, taken = cycle.snapshot.fleet, [p for p in placements if any(is_unannounced(name) for name, _ in p.requests)]
     if fleet is None:
         return {}
     for p in taken:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from queuectl.control.budgets import Budgets
+from queuectl.control.devices import Devices
 from queuectl.control.holdings import Holdings
 from queuectl.core.backlog import Backlog
 from queuectl.core.checkpoint import Reports, answered, saved
@@ -24,6 +25,7 @@ from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
 from queuectl.core.volumes import Volumes
 from queuectl.model.checkpoint import Checkpoint, Report
+from queuectl.model.devices import DeviceClaim, Slice
 from queuectl.model.lifecycle import (
     LEAVING,
     Attempt,
@@ -104,6 +106,7 @@ class World:
         self.touched: set[str] = set()  # workloads whose next move must be looked at
         self.restated: set[str] = set()  # workloads whose status may have changed
         self.holdings = Holdings(self.fleet)
+        self.devices = Devices(self.fleet)
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
@@ -134,17 +137,21 @@ class World:
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         """Take in a changed node."""
-        if new is None:
-            if old is not None:
-                self.fleet.remove_node(old.name)
-        elif old is not None and old == new:
+        if old is not None and old == new:
             return  # a heartbeat
-        else:
-            self.fleet.set_node(new)
-        self._version += 1
         name = (new or old).name  # type: ignore[union-attr]  # one of both is given
-        self.changes.nodes.add(name)
-        self.touched |= self._on_node.get(name, set())
+        self.devices.on_node(name, new)
+        self._changed_nodes({name})
+
+    def on_slice(self, old: Slice | None, new: Slice | None) -> None:
+        """Take in a changed ResourceSlice."""
+        self._changed_nodes(self.devices.on_slice(old, new))
+
+    def on_device_claim(self, old: DeviceClaim | None, new: DeviceClaim | None) -> None:
+        """Take in a changed ResourceClaim, ours or another's."""
+        for node in self.devices.on_claim(old, new):
+            self._crowd(node)
+        self.touched |= {claim.workload for claim in (old, new) if claim is not None and claim.workload}
 
     def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         """Take in a changed pod, ours or another's."""
@@ -190,6 +197,7 @@ class World:
             self.flavors.pop(old.name, None)
         if new == old:
             return
+        self._changed_nodes(self.devices.on_flavor(old, new))
         self.fleet.forget_masks()
         self._version += 1
         self.touched |= self.attempts.keys()
@@ -261,7 +269,7 @@ class World:
                 self._users[key].add(uid)
         self.jobs[uid] = self._volumes.judge(job)
 
-    def on_claim(self, old: Claim | None, new: Claim | None) -> None:
+    def on_volume_claim(self, old: Claim | None, new: Claim | None) -> None:
         """Take in a changed PersistentVolumeClaim."""
         if new is not None:
             self._volumes.claims[new.key] = new
@@ -615,6 +623,7 @@ class World:
             back_off=self._back_off,
             irreparable=uid in self._irreparable,
             reports=self.reports(attempt),
+            allocated=bool(attempt.going) and self.devices.allocated(attempt),
         )
 
     def leaving(self, attempt: Attempt) -> list[Eviction]:
@@ -745,6 +754,7 @@ class World:
         for placement in self.attempts[before.uid].held:
             self._on_node[placement.node].add(before.uid)
         self._count_held(before.uid)
+        self._hold_devices(self.attempts[before.uid])
 
     def _pods_of(self, attempt: Attempt) -> Mapping[PodKey, Pod]:
         """Return an attempt's pods. One that was removed after it had succeeded is still done, not lost."""
@@ -814,7 +824,8 @@ class World:
                 self.restated.add(uid)
 
     def _recount(self, attempt: Attempt) -> None:
-        """Its pods are covered by its reservation, or not any longer."""
+        """Its pods, and their devices, are covered by its reservation, or not any longer."""
+        self._hold_devices(attempt)
         for pod in self.pods.get((attempt.uid, attempt.number), {}).values():
             self._count(pod)
 
@@ -822,6 +833,15 @@ class World:
         """Tell whether a pod of an active attempt is a lost one that has to go before another has its name."""
         attempt = self.attempts[pod.workload]
         return attempt.state is AttemptState.REPAIRING and (pod.role, pod.index) in attempt.coming
+
+    def _hold_devices(self, attempt: Attempt) -> None:
+        for node in self.devices.hold(attempt, ended=not self._active((attempt.uid, attempt.number))):
+            self._crowd(node)
+
+    def _changed_nodes(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._version += 1
+            self._crowd(name)
 
     def _active(self, key: AttemptKey) -> bool:
         attempt = self.attempts.get(key[0])

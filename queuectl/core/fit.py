@@ -10,7 +10,7 @@ from queuectl.core.cards import cards, weigh
 from queuectl.core.fleet import Fleet, Room
 from queuectl.core.fragmentation import Others
 from queuectl.core.topology import DRIVER, MODEL, Loss, Need, Rooms
-from queuectl.model.objects import ALIKE, NODE_LEVEL, Flavor, Role, Together
+from queuectl.model.objects import ALIKE, NODE_LEVEL, Constraints, Flavor, GpuNeed, Role, Together
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, counted, why
 from queuectl.model.resources import APART, HOST_PORT, format_quantity, is_extended
@@ -83,13 +83,28 @@ def exceeds_cluster(
 
 def only_counts(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together) -> bool:
     """Tell whether the roles fit as soon as there are places enough, wherever they are."""
-    if len(roles) != 1:
+    if len(roles) != 1 or named_devices(roles[0], flavors[roles[0].name]):
         return False
     layout = Layout.of(roles[0], flavors[roles[0].name], together, bound=bound_roles(roles, flavors))
     need = layout.need
     return need.slice_level is None and (
         need.within < 0 or (not need.named and len(fleet.domains(*layout.keys).starts[need.within]) <= 1)
     )
+
+
+def named_devices(role: Role, flavor: Flavor) -> int:
+    """Return how many devices of the flavor's nodes a claim names for each pod of the role."""
+    return dict(role.requests).get(flavor.devices.resource, 0) if flavor.devices else 0
+
+
+def closely(role: Role, flavor: Flavor) -> Constraints:
+    """Return where pods of the role may go on the flavor's nodes, with how close their devices have to be there."""
+    need, inside = role.constraints.gpu or GpuNeed(), {level.name for level in flavor.inside}
+    asked = ((role.topology.required, role.pods), (role.topology.slice_level, role.topology.slice_size))
+    for level, mates in asked if named_devices(role, flavor) else ():
+        if level in inside:
+            return replace(role.constraints, gpu=replace(need, level=level, mates=mates))
+    return role.constraints
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +210,8 @@ def _windows(
         return
     domains = fleet.domains(*first.keys)
     need = Need(named=first.named)
-    rooms = [Rooms(domains, room.pods(flavors[role.name], role.constraints, role.requests), need) for role in bound]
+    kinds = [(flavors[role.name], closely(role, flavors[role.name]), role.requests) for role in bound]
+    rooms = [Rooms(domains, room.pods(*kind), need) for kind in kinds]
     aim = domains.nodes if first.shared_aim is None else first.shared_aim
     for level in range(max(aim, first.shared), max(first.shared, 0) - 1, -1):
         enough = np.logical_and.reduce([r.of(level) >= role.pods for r, role in zip(rooms, bound, strict=True)])
@@ -236,7 +252,8 @@ class _Placed:
         for role in roles:
             flavor = self._flavors[role.name]
             layout = Layout.of(role, flavor, self._together, self._bound)
-            counts = self._room.pods(flavor, role.constraints, role.requests)
+            constraints = closely(role, flavor)
+            counts = self._room.pods(flavor, constraints, role.requests)
             need = layout.need if inside is None else layout.need.inside(inside[0])
             rooms = Rooms(self._fleet.domains(*layout.keys), counts, need)
             last = role is self._last
@@ -247,14 +264,15 @@ class _Placed:
             chosen = rooms.place(role.pods, inside, self._loss(role, flavor) if last else None)
             if chosen is None:
                 return self._short(role, layout, rooms, inside)
-            columns, amounts = self._fleet.columns(role.requests) or ([], np.zeros(0, np.int64))
             each, first = cards(role.requests, flavor), 0
-            for row, pods in chosen:
-                if not last:
-                    self._room.use(row, columns, amounts * pods)
-                node = self._fleet.name(row)
-                self.placements.append(Placement(role.name, flavor.name, node, pods, role.requests, each, first))
-                first += pods
+            for row, number in chosen:
+                node, room = self._fleet.name(row), self._room.of(row)
+                for requests, pods in self._fleet.devices(row, room, role.requests, number, constraints.gpu):
+                    if not last:
+                        columns, amounts = self._fleet.columns(requests) or ([], np.zeros(0, np.int64))
+                        self._room.use(row, columns, amounts * pods)
+                    self.placements.append(Placement(role.name, flavor.name, node, pods, requests, each, first))
+                    first += pods
         return None
 
     def _loss(self, role: Role, flavor: Flavor) -> Loss | None:
@@ -283,7 +301,7 @@ class _Placed:
 
 def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None:
     """Tell whether there are too few places for a role, wherever they are."""
-    found = room.total(flavor, role.constraints, role.requests)
+    found = room.total(flavor, closely(role, flavor), role.requests)
     if found >= role.pods:
         return None
     nodes = int(fleet.mask(flavor, role.constraints).sum())
@@ -349,6 +367,17 @@ def _lacks(room: Room, flavor: Flavor, role: Role, found: int) -> str:
     }
     scarcest = min(worth, key=lambda resource: (worth[resource], not is_extended(resource), resource))
     missing = role.pods - worth[scarcest]
+    need, named = closely(role, flavor).gpu, flavor.devices
+    if (
+        need is not None
+        and need.level
+        and named is not None
+        and room.total(flavor, role.constraints, role.requests) >= role.pods
+    ):
+        most = room.roomiest(flavor, role.constraints, named.resource, need.level)
+        count = -(-(role.pods - found) // need.mates)
+        asked = f"{named_devices(role, flavor) * need.mates} {named.resource} in one {need.level}"
+        return f"{_places(count)} with {asked}; the roomiest has {most} free"
     if missing <= 0:
         return f"{_places(role.pods - found)} with all that a pod requests on one node"
     if scarcest.startswith(HOST_PORT):

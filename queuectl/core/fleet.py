@@ -12,11 +12,12 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from queuectl.core.devices import Shape, shapes
 from queuectl.core.nodes import eligible
 from queuectl.core.topology import Domains
-from queuectl.model.objects import Constraints, Flavor, Node, Place
+from queuectl.model.objects import Constraints, Flavor, GpuNeed, Node, Place
 from queuectl.model.plan import Placement
-from queuectl.model.resources import ALONE, is_alone
+from queuectl.model.resources import ALONE, is_alone, is_device, is_unannounced
 
 Matrix = npt.NDArray[np.int64]  # (nodes, resources)
 Mask = npt.NDArray[np.bool_]  # (nodes,)
@@ -69,6 +70,9 @@ class Fleet:
         self._domains: dict[tuple[str, ...], Domains] = {}  # by what tells them apart
         self._free: Matrix = np.zeros((0, 0), np.int64)
         self._leaving: set[int] = set()  # rows with victims that are on their way out
+        # Of devices that claims name: the distinct shapes, and by row which of them the node has; 0: none.
+        self._shapes: dict[tuple[Shape, ...], int] = {(): 0}
+        self._shape: Matrix = np.zeros(0, np.int64)
         self._counted: dict[_Kind, _Counted] = {}
         self._changes: list[int] = []  # rows, in the order in which they changed
         self._shared: dict[_Kind, _Counted] | None = None  # of the fleet whose snapshot this is, while they are alike
@@ -91,6 +95,7 @@ class Fleet:
             _promised=self._promised.copy(),
             _free=self._free.copy(),
             _leaving=self._leaving.copy(),
+            _shape=self._shape.copy(),
             _counted=self._counted.copy(),
             _changes=self._changes.copy(),
             _shared=self._counted,
@@ -108,6 +113,7 @@ class Fleet:
         self._allocatable[row] = 0
         self._allocatable[row, columns] = [max(0, min(amount, AMOUNT_LIMIT)) for amount in node.allocatable.values()]
         self._allocatable[row, [column for resource, column in self._columns.items() if is_alone(resource)]] = ALONE
+        self._shape[row] = self._shapes.setdefault(shapes(node.devices, self._columns), len(self._shapes))
         for (flavor, constraints), mask in self._masks.items():
             mask[row] = eligible(node, flavor, constraints)
         self._changed(row)
@@ -120,6 +126,7 @@ class Fleet:
         self._nodes[row] = None
         self._domains = {}
         self._allocatable[row] = 0
+        self._shape[row] = 0
         for mask in self._masks.values():
             mask[row] = False
         self._changed(row)
@@ -203,11 +210,11 @@ class Fleet:
             return known.pods, known.total
         mask = self.mask(flavor, constraints)
         if known is None:
-            pods = self.count(self.matrix(base), mask, requests)
+            pods = self.count(slice(None), self.matrix(base), mask, requests, constraints.gpu)
         else:
             rows = np.array(sorted(set(self._changes[known.seen :])), np.int64)
             pods = known.pods.copy()
-            pods[rows] = self.count(self.matrix(base)[rows], mask[rows], requests)
+            pods[rows] = self.count(rows, self.matrix(base)[rows], mask[rows], requests, constraints.gpu)
         total = int(pods.sum())
         for kept in (self._counted, self._shared):
             if kept is not None:
@@ -216,14 +223,53 @@ class Fleet:
                 kept[key] = _Counted(pods, total, len(self._changes))
         return pods, total
 
-    def count(self, room: Matrix, mask: Mask, requests: Requests) -> Matrix:
-        """Return how many pods of a kind each of some rows of room holds."""
+    def count(self, rows: Matrix | slice, room: Matrix, mask: Mask, requests: Requests, gpu: GpuNeed | None) -> Matrix:
+        """Return how many pods of a kind each of some rows holds. ``room``: what these rows have."""
         wanted = self.columns(requests)
         if wanted is None:
             return np.zeros(len(mask), np.int64)
         columns, amounts = wanted
-        counts = (room[:, columns] // amounts).min(axis=1, initial=MANY)
-        return np.where(mask, np.maximum(counts, 0), 0)
+        counts = np.where(mask, np.maximum((room[:, columns] // amounts).min(axis=1, initial=MANY), 0), 0)
+        asked = dict(requests)
+        for known, number in self._shapes.items():
+            named = [shape for shape in known if asked.get(shape.resource)]
+            at = np.flatnonzero((self._shape[rows] == number) & (counts > 0)) if named else ()
+            for shape in named if len(at) else ():
+                held = shape.holds(room[at], asked[shape.resource], gpu or GpuNeed())
+                counts[at] = np.minimum(counts[at], held)
+        return counts
+
+    def devices(
+        self, row: int, room: Matrix, requests: tuple[tuple[str, int], ...], pods: int, gpu: GpuNeed | None
+    ) -> list[tuple[tuple[tuple[str, int], ...], int]]:
+        """Return (requests, pods) of so many pods on a node: one by one with their devices, where claims name them.
+
+        ``room``: what the row has, devices for all of them.
+        """
+        asked, each = dict(requests), [requests] * pods
+        for shape in self._shapes_of(row):
+            if asked.get(shape.resource):
+                chosen = shape.choose(room, asked[shape.resource], pods, gpu or GpuNeed())
+                each = [
+                    tuple(sorted((*one, *((name, 1) for name in names))))
+                    for one, names in zip(each, chosen, strict=True)
+                ]
+        return [(requests, pods)] if each == [requests] * pods else [(one, 1) for one in each]
+
+    def roomiest(self, room: Matrix, mask: Mask, resource: str, level: str) -> int:
+        """Return how many devices are free in that domain of a level inside a node that has most."""
+        return max(
+            (
+                shape.most(room[(self._shape == number) & mask], level)
+                for known, number in self._shapes.items()
+                for shape in known
+                if shape.resource == resource
+            ),
+            default=0,
+        )
+
+    def _shapes_of(self, row: int) -> tuple[Shape, ...]:
+        return next(known for known, number in self._shapes.items() if number == self._shape[row])
 
     def mask(self, flavor: Flavor, constraints: Constraints) -> Mask:
         """Return which rows pods of these constraints may use; kept, so not to be written."""
@@ -302,7 +348,8 @@ class Fleet:
         return {
             resource: max(0, int(self._allocatable[row, column] - self._others[row, column]))
             for resource, column in self._columns.items()
-            if resource in node.allocatable or (is_alone(resource) and self._is_used(row, column))
+            if (resource in node.allocatable and not is_device(resource))
+            or (is_unannounced(resource) and self._is_used(row, column))
         }
 
     def place(self, name: str, flavor: Flavor, constraints: Constraints, requests: Requests) -> Place:
@@ -374,6 +421,7 @@ class Fleet:
         self._reserved = np.pad(self._reserved, shape)
         self._promised = np.pad(self._promised, shape)
         self._free = np.pad(self._free, shape)
+        self._shape = np.pad(self._shape, shape[0])
         self._forget_counts()
         self._nodes.extend([None] * (rows - old_rows))
         self._unused.extend(range(rows - 1, old_rows - 1, -1))
@@ -460,11 +508,15 @@ class Room:
             total += int(counts.sum()) - int(pods[rows].sum())
         return total
 
+    def roomiest(self, flavor: Flavor, constraints: Constraints, resource: str, level: str) -> int:
+        """Return how many devices are free in that domain of a level inside nodes that has most."""
+        return self._fleet.roomiest(self.matrix(), self._fleet.mask(flavor, constraints), resource, level)
+
     def _changed(
         self, flavor: Flavor, constraints: Constraints, requests: tuple[tuple[str, int], ...]
     ) -> tuple[Matrix, Matrix]:
         rows, mask = np.array(list(self._rows), np.int64), self._fleet.mask(flavor, constraints)
-        return rows, self._fleet.count(np.stack(list(self._rows.values())), mask[rows], requests)
+        return rows, self._fleet.count(rows, np.stack(list(self._rows.values())), mask[rows], requests, constraints.gpu)
 
 
 def _saturated(amount: int) -> int:

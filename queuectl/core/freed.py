@@ -38,7 +38,8 @@ class Freed:
             return
         # Places for pods of the largest role, counted anew only where something changes.
         self._role = min(roles, key=fit.largest_first)
-        kind = (flavors[self._role.name], self._role.constraints, self._role.requests)
+        flavor = flavors[self._role.name]
+        kind = (flavor, fit.closely(self._role, flavor), self._role.requests)
         self._room = snapshot.fleet.free()
         self._may = snapshot.fleet.mask(*kind[:2])
         self._wanted = snapshot.fleet.columns(self._role.requests)

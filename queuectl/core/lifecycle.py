@@ -46,6 +46,7 @@ class View:
     victims: Sequence[str] = ()  # workloads that are still in the room that it was promised
     kept: bool = True  # whether quotas still hold all that is promised to it and others
     back_off: BackOff = BackOff()
+    allocated: bool = False  # whether claims of pods that it gives up still have devices
     irreparable: bool = False  # whether there is no place for the pods that it has lost
     reports: Mapping[PodKey, Report] = field(default_factory=dict)  # what its pods say that they have saved
 
@@ -158,11 +159,11 @@ def _onwards(view: View) -> AttemptState | None:
             return AttemptState.RESERVED
         case AttemptState.UNGATED | AttemptState.GROWING if all_ready(attempt, view.pods):
             return AttemptState.RUNNING
-        case AttemptState.SHRINKING if not holding(view):
+        case AttemptState.SHRINKING if not holding(view) and not view.allocated:
             return AttemptState.RUNNING
-        case AttemptState.REPAIRING if not holding(view):
+        case AttemptState.REPAIRING if not holding(view) and not view.allocated:
             return AttemptState.GROWING
-        case AttemptState.ENDING if not holding(view):
+        case AttemptState.ENDING if not holding(view) and not view.allocated:
             return AttemptState.ENDED
     return None
 

@@ -37,6 +37,9 @@ def _gpus_suit(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
     """
     need = constraints.gpu
     for resource in need.resources if need else ():
+        named = any(device.resource == resource for device in node.devices)
+        if named and (flavor.devices is None or flavor.devices.resource != resource):
+            return False  # no claim would be made for them
         counts = weigh(resource, flavor)
         if not counts or need is None:
             continue

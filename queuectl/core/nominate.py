@@ -625,12 +625,19 @@ def _wanted(queue: Queue, roles: Sequence[Role], flavors: Collection[Flavor]) ->
 def unpromised(gang: Gang, names: Collection[str], flavor: Flavor) -> str:
     """Say which level of topology that the gang requires can't be promised on nodes of the flavor; empty: none."""
     roles = [role for role in gang.roles if role.name in names]
-    asked = {role.topology.required: role for role in roles} | {role.topology.slice_level: role for role in roles}
-    asked[gang.together.required] = roles[0]
+    asked = [(level, role) for role in roles for level in (role.topology.required, role.topology.slice_level)]
     levels = {level.name for level in flavor.levels} | {NODE_LEVEL, ""}
     inside = {level.name for level in flavor.inside}
-    for level, role in asked.items():
-        if level in inside and role.pods * sum(n for name, n in role.requests if weigh(name, flavor)) > 1:
+    named = {role.name for role in roles if fit.named_devices(role, flavor)}
+    for level, role in (*asked, (gang.together.required, roles[0])):
+        if level in inside and role.name in named:
+            if {role.topology.required, role.topology.slice_level} <= inside:
+                return (
+                    f"only one level of flavor {flavor.name} that is inside a node can be promised to role {role.name}"
+                )
+            if level == gang.together.required:
+                return f"{level} of flavor {flavor.name} is inside a node, so a role has to ask for it, in its topology"
+        elif level in inside and role.pods * sum(n for name, n in role.requests if weigh(name, flavor)) > 1:
             return (
                 f"{level} of flavor {flavor.name} is inside a node, where the kubelet picks the GPUs, so no more than"
                 " one GPU can be promised there"

@@ -21,8 +21,11 @@ def places_for_missing(
     ``stays``: pods and their nodes, which count as reserved in ``fleet``. Lost nodes must have no room there: they are
     gone or not ready. ``flavors``: by role, the one it has. What the gang asks of its topology holds for all of its
     pods together: a slice of which some stay is made whole in its domain; the rest goes where the others are if they
-    have to share a domain, and if that is only preferred, as near to them as there is room.
+    have to share a domain, and if that is only preferred, as near to them as there is room. None too where claims name
+    devices, for none are chosen here.
     """
+    if any(fit.named_devices(role, flavors[role.name]) for role in gang.roles if role.name in flavors):
+        return None
     return _Repair(fleet, gang, flavors, stays).run()
 
 

@@ -126,7 +126,10 @@ class Slices(Part):
 
     level: LevelName = Field(description=f"The level, {_LEVEL}, of which the pods of a slice share a domain.")
     size: Int32 = Field(
-        ge=2, le=MAX_PODS, description="How many pods make a slice: indexes from 0 to size - 1, then the next as many."
+        ge=1,
+        le=MAX_PODS,
+        description="How many pods make a slice: indexes from 0 to size - 1, then the next as many. 1 is for levels"
+        " inside a node: the GPUs of each pod share a domain.",
     )
 
 
@@ -504,6 +507,11 @@ class RoleAssignment(Part):
     flavor: Text = Field(description="The ResourceFlavor whose quota is used.")
     node: Text = Field(description="The node.")
     pods: Int32 = Field(ge=0, description="How many pods of the role are there.")
+    devices: Annotated[list[Text], Field(max_length=1024)] | None = Field(
+        None,
+        description="The devices that their claims name, in order of the pods, where the flavor has devices.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
 
 
 class LastCheckpoint(Part):
@@ -843,6 +851,11 @@ class InsideLevel(Part):
 
     name: LevelName = Field(description="The level's name, by which jobs ask for it, such as nvlink or pcie.")
     gpus: Int32 = Field(ge=1, le=1024, description="How many GPUs of a node share a domain.")
+    attribute: QualifiedName | None = Field(
+        None,
+        description="With devices: the attribute whose value tells a device's domain, such as"
+        " resource.kubernetes.io/pcieRoot; when absent, the number in a device's name does: of 4 GPUs, gpu-0 to gpu-3.",
+    )
 
 
 _NODE_NAMED = f"no level can be named {NODE_LEVEL}: every flavor has that level, below the others"
@@ -889,6 +902,24 @@ class FlavorGpu(Part):
     )
 
 
+class FlavorDevices(Part):
+    """GPUs that a driver for dynamic resource allocation offers."""
+
+    driver: Name = Field(description="The driver's name in ResourceSlices, such as gpu.nvidia.com.")
+    device_class_name: Name = Field(description="The DeviceClass that claims name, such as gpu.nvidia.com.")
+    resource: QualifiedName = Field(
+        description="The name by which jobs ask for these devices and quotas count them, such as nvidia.com/gpu."
+    )
+    identity: QualifiedName = Field(
+        "uuid",
+        description="The attribute, a text, that tells each device of a node from the others; without a domain, one of"
+        " the driver.",
+    )
+    attributes: Annotated[dict[QualifiedName, Text], Field(max_length=16)] | None = Field(
+        None, description="Attributes that a device must have to be one of these, such as type: gpu; all when absent."
+    )
+
+
 class ResourceFlavorSpec(Part):
     """Which nodes are of this kind, and what their pods need."""
 
@@ -908,6 +939,11 @@ class ResourceFlavorSpec(Part):
         description="Resources by which these nodes offer GPUs, where their name does not tell it or they count for"
         " less than a card in quotas for queuectl.dev/gpu.",
         json_schema_extra=list_map("resource"),
+    )
+    devices: FlavorDevices | None = Field(
+        None,
+        description="GPUs that claims name, by dynamic resource allocation (Kubernetes 1.34 or newer); when absent, a"
+        " device plugin offers them.",
     )
     topology: FlavorTopology | None = Field(None, description="How nodes of this kind are connected.")
 

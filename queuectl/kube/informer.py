@@ -98,8 +98,12 @@ class Informer(Generic[T]):
         on_change: Callable[[T | None, T | None], None],
         *,
         label_selector: str = "",
+        after: asyncio.Event | None = None,
     ) -> None:
-        """Prepare; nothing is sent before ``run``."""
+        """Prepare; nothing is sent before ``run``. ``after``: what it waits for even then.
+
+        With it the kind is one that not every API server has, or shows: it is then as if there were none.
+        """
         self.objects: dict[str, Item[T]] = {}
         self.synced = asyncio.Event()
         self._client = client
@@ -107,19 +111,31 @@ class Informer(Generic[T]):
         self._decode = decode
         self._on_change = on_change
         self._params = {"labelSelector": label_selector} if label_selector else {}
+        self._after = after
         self._version = ""
         self._adopted: set[str] = set()  # keys of objects that neither list nor watch has shown yet
+
+    @property
+    def needed(self) -> bool:
+        """Tell whether what it waits for has come."""
+        return self._after is None or self._after.is_set()
 
     async def once(self) -> None:
         """List, and don't watch. Raises ApiError and ApiUnreachableError."""
         while not self.synced.is_set():
             with suppress(_GoneError):
-                await self._list()
+                try:
+                    await self._list()
+                except ApiError as error:
+                    if not self._may_be_missing(error):
+                        raise
                 self.synced.set()
 
     async def run(self) -> None:
         """List and watch until cancelled."""
         pause = BACKOFF_SECONDS[0]
+        if self._after is not None:
+            await self._after.wait()
         while True:
             before = self._version
             try:
@@ -133,6 +149,8 @@ class Informer(Generic[T]):
             except (ApiUnreachableError, ApiError) as error:
                 if self._version != before:  # it had worked for a while
                     pause = BACKOFF_SECONDS[0]
+                if self._may_be_missing(error):
+                    self.synced.set()
                 log.warning("watch interrupted", path=self._path, error=str(error), pause=round(pause, 2))
             # Jitter keeps informers from coming back all at once.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
@@ -147,6 +165,9 @@ class Informer(Generic[T]):
         if all(item.newer_than(version) for version in (self._version, known.resource_version if known else "")):
             self._set(item.key, item)
             self._adopted.add(item.key)
+
+    def _may_be_missing(self, error: Exception) -> bool:
+        return self._after is not None and isinstance(error, ApiError) and error.status in {403, 404}
 
     async def _list(self) -> None:
         found: dict[str, Item[T]] = {}

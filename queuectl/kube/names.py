@@ -4,6 +4,8 @@ GROUP = "queuectl.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 API = f"/apis/{GROUP}/{VERSION}"
+DEVICES_API = "/apis/resource.k8s.io/v1"
+EXTENDED_RESOURCE_CLAIM = "resource.kubernetes.io/extended-resource-claim"  # KEP-5004
 GATE = f"{GROUP}/gang"
 FINALIZER = f"{GROUP}/ledger"
 CHANGED_BY = f"{GROUP}/changed-by"
@@ -36,6 +38,17 @@ def pods_path(namespace: str = "", name: str = "") -> str:
     """Return the path of all pods, those of a namespace, or one."""
     path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
     return f"{path}/{name}" if name else path
+
+
+def claims_path(namespace: str = "", name: str = "") -> str:
+    """Return the path of all ResourceClaims, those of a namespace, or one."""
+    path = f"{DEVICES_API}/namespaces/{namespace}/resourceclaims" if namespace else f"{DEVICES_API}/resourceclaims"
+    return f"{path}/{name}" if name else path
+
+
+def slices_path() -> str:
+    """Return the path of all ResourceSlices."""
+    return f"{DEVICES_API}/resourceslices"
 
 
 def pod_name(job: str, role: str, attempt: int, index: int) -> str:

@@ -5,6 +5,7 @@ from http import HTTPStatus
 from typing import Any
 
 from queuectl.core.elastic import numbered
+from queuectl.kube.claims import with_claim
 from queuectl.kube.client import ApiError
 from queuectl.kube.names import (
     API_VERSION,
@@ -20,8 +21,9 @@ from queuectl.kube.names import (
 )
 from queuectl.model.checkpoint import Checkpoint, Signal
 from queuectl.model.lifecycle import Attempt
-from queuectl.model.objects import Flavor, Job, Toleration
+from queuectl.model.objects import DeviceKind, Flavor, Job, Toleration
 from queuectl.model.plan import PodKey
+from queuectl.model.resources import is_device
 
 Manifest = dict[str, Any]
 
@@ -56,6 +58,17 @@ def nodes_of(attempt: Attempt) -> dict[PodKey, tuple[str, str]]:
     return {key: (p.node, p.flavor) for key, p in numbered(attempt.placements, attempt.done).items()}
 
 
+def devices_of(attempt: Attempt, flavors: Mapping[str, Flavor]) -> dict[PodKey, tuple[str, DeviceKind, list[str]]]:
+    """Return (role, index) → node, kind and names of the devices that a claim names; pods without such are left out."""
+    found = {}
+    for key, p in numbered(attempt.placements, attempt.done).items():
+        kind = flavors[p.flavor].devices if p.flavor in flavors else None
+        devices = [name for name, _ in p.requests if is_device(name)]
+        if kind is not None and devices:
+            found[key] = (p.node, kind, devices)
+    return found
+
+
 def labels(job: Job, attempt: Attempt, role: str) -> dict[str, str]:
     """Return the labels that all pods of a role have."""
     metadata = (job.templates.get(role) or {}).get("metadata") or {}
@@ -73,7 +86,7 @@ def manifests(
 ) -> dict[PodKey, Manifest]:
     """Return the gang's pods by role and index, gated. ``saved``: the checkpoint that they may go on from."""
     result: dict[PodKey, Manifest] = {}
-    places = nodes_of(attempt)
+    places, devices = nodes_of(attempt), devices_of(attempt, flavors)
     roles = list(job.templates)
     ranks = {key: rank for rank, key in enumerate(sorted(places, key=lambda key: (roles.index(key[0]), key)))}
     for (role, index), (_, flavor) in places.items():
@@ -110,6 +123,8 @@ def manifests(
                 "tolerations": [*(spec.get("tolerations") or ()), *tolerations],
             },
         }
+        if (role, index) in devices:
+            result[role, index] = with_claim(result[role, index], devices[role, index][1])
     return result
 
 

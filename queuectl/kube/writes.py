@@ -14,9 +14,11 @@ from queuectl.kube.names import (
     FINALIZER,
     MOVE_REFUSED,
     WORKLOAD_LABEL,
+    claims_path,
     jobs_path,
     pods_path,
 )
+from queuectl.model.devices import DeviceClaim
 from queuectl.model.lifecycle import Attempt
 from queuectl.model.objects import Job, MoveRequest, Pod, Queue
 
@@ -31,7 +33,7 @@ class DeposedError(Exception):
 
 
 class NameTakenError(Exception):
-    """A pod of that name exists and is not this attempt's."""
+    """A pod or claim of that name exists and is not this attempt's."""
 
 
 class Writer:
@@ -60,6 +62,29 @@ class Writer:
         if (pod.workload, str(pod.attempt)) != (meta["labels"][WORKLOAD_LABEL], meta["labels"][ATTEMPT_LABEL]):
             raise NameTakenError(f"a pod {pod.name} exists that is not of this attempt")
         return pod
+
+    async def create_claim(self, manifest: pods.Manifest) -> None:
+        """Create a pod's ResourceClaim, or find that this attempt has created it before.
+
+        Raises ApiError when it is refused and NameTakenError when another claim has the name.
+        """
+        meta = manifest["metadata"]
+        try:
+            await self._send(
+                "POST", claims_path(meta["namespace"]), body=manifest, params={"fieldValidation": "Strict"}
+            )
+        except ApiError as error:
+            if error.status != _CONFLICT or error.reason != "AlreadyExists":
+                raise
+            found = decode.resource_claim(await self._send("GET", claims_path(meta["namespace"], meta["name"]))).value
+            mine = (meta["labels"][WORKLOAD_LABEL], meta["labels"][ATTEMPT_LABEL])
+            if (found.workload, str(found.attempt)) != mine or found.deleting:
+                raise NameTakenError(f"a claim {found.name} exists that is not of this attempt") from error
+
+    async def remove_claim(self, claim: DeviceClaim) -> None:
+        """Delete a claim; it goes when its pod has stopped."""
+        body = {"preconditions": {"uid": claim.uid}}
+        await self._ignoring_gone("DELETE", claims_path(claim.namespace, claim.name), body=body)
 
     async def ungate(self, job: Job, pod: Pod, node: str) -> Pod | None:
         """Pin a pod to its node and take its gate away; None when the pod is gone, the pod as it is otherwise."""

@@ -57,6 +57,8 @@ class GpuNeed:
     min_memory: int = 0  # bytes
     shared: bool = False  # whether GPUs that several pods share will do
     slice: str | None = ""  # the profile of slices that are called GPUs; empty: whole ones; None: all the same
+    level: str = ""  # inside a node, of which the devices of each ``mates`` pods share a domain; empty: none
+    mates: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,27 @@ class Inside:
 
     name: str
     gpus: int
+    attribute: str = ""  # of devices, whose value tells the domain; empty: the number in their names does
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """Devices that claims name, by dynamic resource allocation, and what jobs call them."""
+
+    driver: str
+    device_class: str
+    resource: str  # by which jobs ask for them, and quotas count them
+    identity: str  # the attribute by whose value a claim selects one of them, with its domain
+    attributes: tuple[tuple[str, str], ...] = ()  # others of the driver, without these values, are not meant
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of a node that a claim can name."""
+
+    name: str  # of the resource that stands for it
+    resource: str  # that it counts as
+    domains: tuple[tuple[str, str], ...] = ()  # (level inside the node, domain), the largest level first
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +211,7 @@ class Flavor:
     inside: tuple[Inside, ...] = ()  # the largest first
     # Names that GPUs have here, and what a unit of each counts as, in amounts of cards; others count by their name.
     gpus: tuple[tuple[str, int], ...] = field(default=(), hash=False)
+    devices: DeviceKind | None = None  # None: a device plugin announces them, and the kubelet picks
 
 
 class QueueOrder(StrEnum):
@@ -237,6 +261,7 @@ class Node:
     unschedulable: bool = False
     ready: bool = True
     gpus: Gpus = NO_GPUS
+    devices: tuple[Device, ...] = ()  # its allocatable has them, too: 1 of each, and all of what they count as
 
 
 @dataclass(frozen=True, slots=True)

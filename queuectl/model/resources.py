@@ -32,6 +32,7 @@ MIG = "nvidia.com/mig-"
 # What one pod of a node has for itself: every node has this much of each host port, and of being apart from others.
 ALONE = 2**20
 HOST_PORT, APART = "hostport-", "apart-"
+DEVICE = "device-"  # begins the name of one device that claims can name: its node has 1 of it
 _GPU = re.compile(
     r"[^/]*/(?!.*(mem|core))(mig-|.*gpu).*|gpu\.intel\.com/(i915|xe)|huawei\.com/Ascend(?!.*(mem|core)).*"
     r"|amd\.com/[a-z]px_nps\d"
@@ -86,7 +87,7 @@ def format_quantity(resource: str, amount: int) -> str:
 
 def is_extended(resource: str) -> bool:
     """Tell whether a device plugin announces the resource (``nvidia.com/gpu``), not the kubelet itself."""
-    return "/" in resource and "kubernetes.io/" not in resource and not is_alone(resource)
+    return "/" in resource and "kubernetes.io/" not in resource and not is_alone(resource) and not is_device(resource)
 
 
 def is_alone(resource: str) -> bool:
@@ -94,10 +95,25 @@ def is_alone(resource: str) -> bool:
     return resource.startswith((HOST_PORT, APART))
 
 
+def device_name(driver: str, pool: str, device: str) -> str:
+    """Return the name that stands for a device; ``pool`` is empty where it is named like the node."""
+    return DEVICE + ":".join((driver, *filter(None, [pool.replace("/", ":")]), device))
+
+
+def is_device(resource: str) -> bool:
+    """Tell whether the name stands for one device, as ``device_name`` makes it."""
+    return resource.startswith(DEVICE)
+
+
+def is_unannounced(resource: str) -> bool:
+    """Tell whether a node's room of the resource is on record only while somebody uses it."""
+    return is_alone(resource) or is_device(resource)
+
+
 @lru_cache(maxsize=4096)
 def is_gpu(resource: str) -> bool:
     """Tell whether the resource counts GPUs, whole, sliced or shared, by the name that vendors give it."""
-    return _GPU.fullmatch(resource) is not None
+    return not is_device(resource) and _GPU.fullmatch(resource) is not None
 
 
 def total(parts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:

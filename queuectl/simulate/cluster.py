@@ -15,8 +15,9 @@ from queuectl.kube.names import pod_name
 from queuectl.kube.pods import nodes_of
 from queuectl.model import gpus
 from queuectl.model.checkpoint import Checkpoint, Report
+from queuectl.model.devices import Listed, Slice, qualified
 from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Move, Step
-from queuectl.model.objects import Job, MoveRequest, Namespace, Node, Place, Pod
+from queuectl.model.objects import DeviceKind, Flavor, Job, MoveRequest, Namespace, Node, Place, Pod
 from queuectl.model.plan import PodKey
 from queuectl.model.resources import parse_quantity
 from queuectl.simulate.form import GPU, EventForm, JobForm, NodeForm, QueueForm, Scenario, edited
@@ -51,6 +52,10 @@ class Cluster:
             world.on_namespace(None, namespace)
         for queue in self._queues.values():
             world.on_queue(None, queue)
+        for node in self._known.values():
+            for flavor in self._flavors.values():
+                if flavor.devices and all(node.labels.get(key) == value for key, value in flavor.node_labels):
+                    world.on_slice(None, _slice(node, flavor, flavor.devices))
         for node in self._nodes.values():
             world.on_node(None, node)
         for job in self.jobs.values():
@@ -295,6 +300,21 @@ class Cluster:
 
 def _key(pod: Pod) -> tuple[str, int, str, int]:
     return pod.workload, pod.attempt, pod.role, pod.index
+
+
+def _slice(node: Node, flavor: Flavor, kind: DeviceKind) -> Slice:
+    """Return what a driver would list of a node: as many devices as it has GPUs, connected as the flavor says."""
+    wanted = {qualified(name, kind.driver): value for name, value in kind.attributes}
+    levels = {qualified(level.attribute, kind.driver): level.gpus for level in flavor.inside if level.attribute}
+    devices = tuple(
+        Listed(
+            f"gpu-{number}",
+            {qualified(kind.identity, kind.driver): f"{node.name}-{number}", **wanted}
+            | {attribute: str(number // gpus) for attribute, gpus in levels.items()},
+        )
+        for number in range(node.allocatable.get(kind.resource, 0))
+    )
+    return Slice(f"{node.name}-{flavor.name}", node.name, kind.driver, node.name, 1, 1, devices)
 
 
 def _node(form: NodeForm, name: str) -> Node:

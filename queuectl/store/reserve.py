@@ -475,13 +475,13 @@ def _claim(
 
 
 def _merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Return one placement for each role, flavor and node, sorted."""
-    merged: dict[tuple[str, str, str], Placement] = {}
+    """Return one placement for each role, flavor, node and what its pods get there, sorted."""
+    merged: dict[tuple[object, ...], Placement] = {}
     for p in placements:
-        key = (p.role, p.flavor, p.node)
+        key = (p.role, p.flavor, p.node, p.requests)
         known = merged.get(key, replace(p, pods=0))
         merged[key] = replace(p, pods=known.pods + p.pods, first=min(known.first, p.first))
-    return tuple(merged[key] for key in sorted(merged))
+    return tuple(merged[key] for key in sorted(merged, key=lambda key: (key[:3], merged[key].first)))
 
 
 async def _write_gangs(connection: AsyncConnection, request: Request, made: Sequence[_Gang]) -> None:

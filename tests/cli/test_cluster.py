@@ -7,7 +7,8 @@ import yaml
 
 from queuectl.cli.cluster import views
 from queuectl.cli.errors import Exit
-from queuectl.model.objects import Flavor
+from queuectl.model.devices import Allocated, DeviceClaim, Listed, Slice
+from queuectl.model.objects import DeviceKind, Flavor
 from tests.support.builders import node
 from tests.support.commands import Commands
 from tests.support.stage import GPU, Stage
@@ -96,3 +97,22 @@ def test_wide_nodes_tell_what_their_gpus_are_and_what_can_t_be_right() -> None:
     )
     assert strategy.endswith("label nvidia.com/mig.strategy is none; right would be mixed")
     assert rows[0][11] == "; ".join(shown[0].problems)
+
+
+def test_nodes_show_gpus_that_claims_name() -> None:
+    kind = DeviceKind("d.example.com", "gpus", GPU, "uuid")
+    listed = [
+        Listed(f"gpu-{n}", {"d.example.com/uuid": str(n), "d.example.com/productName": "H 100"}) for n in range(4)
+    ]
+    slices = [Slice("s", "a", "d.example.com", "a", 1, 1, (*listed, Listed("gpu-4")))]
+    devices = [Allocated("d.example.com", "a", f"gpu-{n}") for n in range(3)]
+    claims = [
+        DeviceClaim("1", "team", "mine", workload="uid", devices=tuple(devices[:2])),
+        DeviceClaim("2", "team", "other", devices=(devices[2],)),
+    ]
+
+    [view] = views([Flavor("named", devices=kind)], [node("a", gpu=0)], [], slices, claims)
+
+    assert view.rows() == [["a", "Ready", "named", GPU, 4, 2, 1, 1]]
+    assert view.model == "H-100"
+    assert any("device gpu-4" in problem for problem in view.problems)

@@ -28,9 +28,10 @@ from queuectl.model.lifecycle import (
     WorkloadState,
 )
 from queuectl.model.objects import ANYWHERE, Place, QueueOrder
-from queuectl.model.plan import Portion, Repair
+from queuectl.model.plan import Placement, Portion, Repair
 from queuectl.model.policy import OverQuota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason
+from queuectl.model.resources import is_device
 from queuectl.simulate.clockwork import EVICTED, Clockwork
 from queuectl.simulate.cluster import _key
 from queuectl.simulate.form import GPU, ROLE, EventForm, JobForm, QuotaEdit, read
@@ -563,6 +564,55 @@ class ClusterMachine(RuleBasedStateMachine):
         assert not any(on_nodes(clock, later=True).values())
 
 
+class NamedMachine(ClusterMachine):
+    """The same where claims name the GPUs, and gangs want them close to each other inside their nodes."""
+
+    @initialize(cluster=clusters(), elastic=st.booleans())
+    def begin(self, cluster: dict[str, Any], elastic: bool) -> None:  # noqa: FBT001
+        devices = {"driver": "gpu.example.com", "deviceClassName": "gpu.example.com", "resource": GPU}
+        inside = [{"name": "group", "gpus": 4}, {"name": "switch", "gpus": 2}]
+        for flavor in cluster["flavors"]:
+            flavor |= {"devices": devices, "topology": {"insideNode": inside}}
+        super().begin(cluster, elastic)
+
+    @rule(job=jobs("j", ends=True))
+    def submit(self, job: dict[str, Any]) -> None:
+        asked = (None, {"required": "group"}, {"slices": {"level": "switch", "size": 1}})[self.submitted % 3]
+        super().submit({**job, **({"topology": asked} if asked else {})})
+
+    @invariant()
+    def no_device_has_two_holders(self) -> None:
+        for later in (False, True):
+            holders: Counter[tuple[str, str]] = Counter()
+            for attempt in self.attempts():
+                for part in counted(attempt, later=later):
+                    for p in part.placements:
+                        names = [name for name, _ in p.requests if is_device(name)]
+                        assert p.pods == 1
+                        assert len(names) == dict(p.requests)[GPU]
+                        holders.update((p.node, name) for name in names)
+            assert set(holders.values()) <= {1}
+
+    @invariant()
+    def gpus_are_as_close_as_they_were_asked_for(self) -> None:
+        for attempt in self.attempts():
+            job = self.clock.world.jobs.get(attempt.uid)
+            for role in job.gang.roles if job else ():
+                pods = [p for part in attempt.parts for p in part.placements if p.role == role.name]
+                if role.topology.required == "group":
+                    assert len({(p.node, group) for p in pods for group in _domains(p, 4)}) == 1
+                elif role.topology.slice_level == "switch":
+                    assert all(len(_domains(p, 2)) == 1 for p in pods)
+
+
+def _domains(placement: Placement, gpus: int) -> set[int]:
+    return {int(name.rpartition("-")[2]) // gpus for name, _ in placement.requests if is_device(name)}
+
+
+NamedMachine.TestCase.settings = settings(
+    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestAnyHistoryOfDevices = NamedMachine.TestCase
 ClusterMachine.TestCase.settings = settings(
     max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

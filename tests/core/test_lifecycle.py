@@ -58,6 +58,14 @@ DONE_0 = frozenset({("worker", 0)})
 REPLACES = replace(JOB, replaces_lost_pods=True)
 
 
+def test_an_attempt_ends_when_its_claims_have_no_device_any_more() -> None:
+    """Else who comes next would find its devices taken."""
+    ending = View(WORKLOAD, Attempt("g", 3, ENDING, 1, PLACEMENTS, ADMITTED_AT, end=GONE_END), JOB, DONE, {}, NOW)
+
+    assert next_move(replace(ending, allocated=True)) is None
+    assert next_move(ending) == Move("g", 3, ENDED)
+
+
 @dataclass(frozen=True)
 class Case:
     state: AttemptState

@@ -118,7 +118,7 @@ def test_a_job_goes_on_when_its_claim_does_and_is_told_when_the_zone_is_full() -
     assert "has yet to read" in _cycle(world)[1]
     world.volumes_are_known()
     assert "it does not exist" in _cycle(world)[1]
-    world.on_claim(None, BOUND)
+    world.on_volume_claim(None, BOUND)
     assert "its volume pv does not exist" in _cycle(world)[1]
     world.on_volume(None, PV)
     assert world.changes

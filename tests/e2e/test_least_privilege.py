@@ -8,7 +8,7 @@ import yaml
 
 from queuectl.kube.client import APPLY_PATCH, KubeClient
 from queuectl.local.controlplane import Running
-from tests.support import ledger
+from tests.support import devices, ledger
 from tests.support.proxy import proxied
 from tests.support.stage import Stage
 
@@ -61,6 +61,11 @@ async def test_the_service_account_of_the_base_is_enough_for_all_of_a_jobs_life(
         for name in ("runs", "fails", "waits", "claims"):
             await stage.delete_job(name)
             await stage.until_gone(name)
+        await devices.offer(stage, gpus=2, first=2)
+        await stage.submit("named", 1, 2)
+        await stage.until_phase("named", "Running")
+        await stage.delete_job("named")
+        await stage.until_gone("named")
     await ledger.until_free(stage)
     refused = {(a.method, a.path) for a in proxy.answers if a.status in {401, 403}}
     assert refused == set()

@@ -320,6 +320,16 @@ ACCEPTED = {
     "an empty queue": queue("empty"),
     "a queue below another": queue("child", parent="team-a", order="StrictFIFO", quotas=[quota()]),
     "an empty flavor": flavor("any"),
+    "a flavor whose GPUs claims name": flavor(
+        devices={
+            "driver": "gpu.nvidia.com",
+            "deviceClassName": "gpu.nvidia.com",
+            "resource": "nvidia.com/gpu",
+            "identity": "resource.kubernetes.io/pciBusID",
+            "attributes": {"type": "gpu"},
+        },
+        topology={"insideNode": [{"name": "pcie", "gpus": 2, "attribute": "resource.kubernetes.io/pcieRoot"}]},
+    ),
     "a flavor": flavor(
         nodeLabels={"nvidia.com/gpu.product": "NVIDIA-H100"},
         tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}, {"operator": "Exists"}],

@@ -9,7 +9,7 @@ from queuectl.model.lifecycle import AttemptState, End, Outcome, Step, Workload,
 from queuectl.model.plan import Admission, Placement
 from queuectl.model.policy import Quota
 from queuectl.model.reasons import Reason, why
-from queuectl.model.resources import MAX_AMOUNT
+from queuectl.model.resources import CARD, MAX_AMOUNT, device_name
 from queuectl.store import reserve, tables
 from queuectl.store.engine import Fenced
 from tests.store.scene import GPU, Scene, admission, workload
@@ -61,6 +61,41 @@ async def test_gangs_that_no_longer_fit_are_refused_and_the_rest_commits(scene: 
     assert [a.uid for a in result.admitted] == ["first", "second"]
     assert result.refused == ["too-big", "unknown-node", "never-submitted", "elsewhere", "no-quota", "first"]
     assert await scene.ledger.audit() == []
+
+
+async def test_a_device_has_one_holder(scene: Scene) -> None:
+    first, second = device_name("gpu.example.com", "", "gpu-0"), device_name("gpu.example.com", "", "gpu-1")
+    await scene.submit("w1", "w2", "w3")
+    await scene.cycle(nodes={"n1": {GPU: 2, "pods": 110, first: 1, second: 1}})
+    await scene.quota()
+
+    result = await scene.admit(named("w1", first), named("w2", first), named("w3", second))
+
+    assert [a.uid for a in result.admitted] == ["w1", "w3"]
+    assert result.refused == ["w2"]
+    await scene.move("w1", AttemptState.ENDING)
+    assert (await scene.admit(named("w2", first))).refused == ["w2"]  # its pods may still be there
+    await scene.move("w1", AttemptState.ENDED)
+    assert [a.uid for a in (await scene.admit(named("w2", first))).admitted] == ["w2"]
+    assert await scene.ledger.audit() == []
+
+
+async def test_pods_of_a_role_on_one_node_keep_their_own_devices(scene: Scene) -> None:
+    names = [device_name("gpu.example.com", "", f"gpu-{number}") for number in range(2)]
+    await scene.submit("w1")
+    await scene.cycle(nodes={"n1": {GPU: 2, "pods": 110, **dict.fromkeys(names, 1)}})
+    await scene.quota()
+    pods = [named("w1", name, first)[0].placements[0] for first, name in enumerate(names)]
+
+    await scene.admit((Admission("w1", tuple(pods), {("a100", GPU): 2}), 7))
+
+    assert (await scene.attempt("w1")).placements == tuple(pods)
+
+
+def named(uid: str, device: str, first: int = 0) -> tuple[Admission, int]:
+    """Ask for one pod with one device of n1."""
+    place = Placement("worker", "a100", "n1", 1, ((device, 1), (GPU, 1), ("pods", 1)), CARD, first)
+    return Admission(uid, (place,), {("a100", GPU): 1}), 7
 
 
 async def test_submission_and_admission_in_one_transaction(scene: Scene) -> None:
@@ -248,6 +283,7 @@ async def test_a_stale_epoch_writes_nothing(scene: Scene) -> None:
         "UPDATE node_room SET reserved = 9223372036854775807",
         "UPDATE quota_room SET reserved = room + 1",
         "UPDATE node_room SET room = room - 1 WHERE reserved = room",
+        "UPDATE node_room SET reserved = reserved + 1",
         "UPDATE node_room SET reserved = -1",
         "UPDATE node_room SET room = -1",
         "UPDATE quota_room SET deficit = -1",
