@@ -577,12 +577,11 @@ class World:
     def gangs(self) -> dict[str, Gang]:
         """Return the gangs that could move, by uid: with an attempt that was planned for the spec that they have now.
 
-        A new attempt starts with all pods again, so those are left out of whose pods some are done.
+        A new attempt starts with all pods again, so those are left out of whose pods some are done; it costs what is
+        not saved, so those are too that can't be asked to.
         """
         return {
-            uid: self.jobs[uid].gang
-            for uid, attempt in self.attempts.items()
-            if self._runs_as_planned(uid, attempt.number)
+            uid: self.jobs[uid].gang for uid, attempt in self.attempts.items() if self._can_move(uid, attempt.number)
         }
 
     def _waits(self, uid: str) -> bool:
@@ -698,17 +697,17 @@ class World:
         return [
             MoveOrder(
                 request,
-                {uid: self.jobs[uid].gang for uid, number in request.moves if self._runs_as_planned(uid, number)},
+                {uid: self.jobs[uid].gang for uid, number in request.moves if self._can_move(uid, number)},
                 whole=all(self._asked.get(uid) == request for uid, _ in request.moves),
             )
             for request in requests
             if request.uid not in self.attempts
         ]
 
-    def _runs_as_planned(self, uid: str, number: int) -> bool:
-        """Tell whether this attempt is there, planned for the spec that the job has now, and none of its pods done."""
+    def _can_move(self, uid: str, number: int) -> bool:
+        """Tell whether this attempt is there as its job's spec is now, none of its pods done, and can save its work."""
         job, attempt = self.jobs.get(uid), self.attempts.get(uid)
-        if job is None or attempt is None or attempt.done:
+        if job is None or attempt is None or attempt.done or job.saving is None:
             return False
         return attempt.number == number and attempt.generation == job.generation
 

@@ -217,7 +217,7 @@ class _Search:
             running
             for some in self.snapshot.running.values()
             for running in some
-            if running.preemptible  # and, as soon as jobs say so, able to go on from a checkpoint
+            if running.preemptible
             and not running.evicting
             and running.instead is None
             and running.uid not in leaving

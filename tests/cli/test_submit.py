@@ -321,10 +321,10 @@ async def test_more_than_the_quota_waits_if_forced(team: str, run: Commands) -> 
 
 
 async def test_what_no_reservation_covers_is_told_and_stays_with_the_job(team: str, run: Commands) -> None:
-    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
-    done = await run("submit", "-f", "-", stdin=text(with_pod(mine("zonal"), volumes=[claim])))
-    assert done.out == "trainingjob.queuectl.dev/zonal created\n"
-    assert "No reservation takes spec.roles[worker].template.spec.volumes into account" in done.err
+    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+    done = await run("submit", "-f", "-", stdin=text(with_pod(mine("spread"), topologySpreadConstraints=[spread])))
+    assert done.out == "trainingjob.queuectl.dev/spread created\n"
+    assert "No reservation takes spec.roles[worker].template.spec.topologySpreadConstraints into account" in done.err
     assert "into account" not in (await run("submit", "-f", "-", stdin=text(mine("plain")))).err
 
 

@@ -25,7 +25,7 @@ async def fragmented(live: Stage) -> tuple[dict[str, str], str, str]:
     await live.nodes(2)
     await live.queue(16)
     for job in ("a", "b", "c", "d"):
-        await live.submit(job, 1, 4)
+        await live.submit(job, 1, 4, checkpoint={"signal": "SigTerm"})
         await live.until_phase(job, "Running")
     homes = {job: (await live.pods(job))[0]["spec"]["nodeName"] for job in "abcd"}
     first, second = next((one, other) for one in "abcd" for other in "abcd" if homes[one] != homes[other])
