@@ -27,7 +27,7 @@ from tests.support.builders import gang, role, snapshot
 
 def clockwork(*events: dict[str, Any], jobs: list[dict[str, Any]] | None = None, grace: float = 30) -> Clockwork:
     """Two nodes of 8, half of each in use: `stays` is on the one, `moves` on the other. `whole` waits for a node."""
-    small: list[dict[str, Any]] = [{"name": name} for name in ("stays", "gone-0", "moves", "gone-1")]
+    small: list[dict[str, Any]] = [{"name": n, "saves": 0} for n in ("stays", "gone-0", "moves", "gone-1")]
     small[2] |= {"checkpoints": 1, "grace": grace}
     given = [
         *({"gpus": 4, **one} for one in small), {"name": "whole", "gpus": 8, "at": 10}, {"name": "waits", "hold": True},
