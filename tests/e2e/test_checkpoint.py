@@ -16,6 +16,7 @@ from queuectl.cli.errors import Exit
 from queuectl.kube.client import MERGE_PATCH, STRATEGIC_PATCH
 from queuectl.kube.names import ASK, REPORT, pods_path
 from queuectl.local import build
+from queuectl.local.components import STAGES
 from queuectl.local.controlplane import Running
 from tests.support import ledger
 from tests.support.commands import Commands
@@ -50,7 +51,7 @@ async def asks(stage: Stage, job: str) -> list[tuple[Object, Object]]:
     """Wait until all pods of a job are asked; return them with how."""
 
     async def asked() -> list[tuple[Object, Object]] | None:
-        pods = [(pod, pod["metadata"]["annotations"].get(ASK)) for pod in await stage.pods(job)]
+        pods = [(pod, pod["metadata"].get("annotations", {}).get(ASK)) for pod in await stage.pods(job)]
         return [(pod, json.loads(ask)) for pod, ask in pods] if pods and all(ask for _, ask in pods) else None
 
     return await eventually(asked, f"pods of {job} are asked")
@@ -229,7 +230,8 @@ async def kubelet(stage: Stage, control_plane: Running, folder: Path) -> AsyncIt
     with (folder / "kubelet.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             build.binaries()["kwok"], f"--kubeconfig={control_plane.kubeconfig}", "--manage-single-node=nobody",
-            f"--server-address=127.0.0.1:{port}", f"--config={config}", stdout=log, stderr=log,
+            f"--server-address=127.0.0.1:{port}", f"--config={config}",
+            *(f"--config={stage}" for stage in STAGES.glob("*.yaml")), stdout=log, stderr=log,
         )  # fmt: skip
     try:
         for node in await stage.nodes(1):
@@ -237,7 +239,8 @@ async def kubelet(stage: Stage, control_plane: Running, folder: Path) -> AsyncIt
             await stage.client.request("PATCH", f"/api/v1/nodes/{node}/status", body=body, content_type=STRATEGIC_PATCH)
         yield
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
 
 
