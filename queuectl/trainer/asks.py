@@ -206,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
     timeout = READ_SECONDS
 
-    def do_POST(self) -> None:  # noqa: N802 - the base class calls it so
+    def do_POST(self) -> None:
         try:
             length = int(self.headers.get("Content-Length") or 0)
             ask = Ask.parsed(self.rfile.read(min(max(length, 0), MOST_BYTES)))

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,7 @@ class Peers:
             with Listener(address, backlog=world_size) as listener:
                 arrived = [listener.accept() for _ in range(world_size - 1)]
             self.connections = sorted(arrived, key=lambda connection: int(connection.recv()))
+            self._send_at_once()
             return
         deadline = time.monotonic() + CONNECT_SECONDS
         while not self.connections:
@@ -62,7 +64,13 @@ class Peers:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
+        self._send_at_once()
         self.connections[0].send(rank)
+
+    def _send_at_once(self) -> None:
+        for connection in self.connections:
+            with socket.socket(fileno=os.dup(connection.fileno())) as same:
+                same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def reduce(self, value: T, how: Callable[[Sequence[T]], T]) -> T:
         """Return the same on all ranks: `how` of the values of all, in the order of ranks."""
@@ -181,13 +189,14 @@ def train(given: argparse.Namespace, peers: Peers, model: Model, rank: int, worl
         agree=lambda value: peers.reduce(value, max),
     )
     checkpoint = job.resume()
+    first = 1
     if checkpoint:
         model.load(checkpoint.path / f"rank-{rank}" if given.sharded else checkpoint.path)
-        for why in checkpoint.skipped:
-            say(f"skipped: {why}")
-    say(f"from step {checkpoint.step if checkpoint else 0}, {job.port=}")
+        first = checkpoint.step + 1
+        say("\n".join(["resumed", *checkpoint.skipped]))
+    say(f"port {job.port}")
 
-    for step in range(checkpoint.step + 1 if checkpoint else 1, given.steps + 1):
+    for step in range(first, given.steps + 1):
         taken = batch(step, len(labels), given.seed)
         noisy = pictures[taken] + model.noise.normal(0, NOISE, (BATCH, 64))
         mine = slice(rank, None, world_size)
