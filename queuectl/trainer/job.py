@@ -193,12 +193,12 @@ class Job:
     def close(self) -> None:
         """Send the last report, within seconds, and hear nothing more. Done at the end of the process by itself."""
         atexit.unregister(self.close)
-        self._stop_hearing()
         self._asks.failed(OSError("the process ends"))
         if self._server:
             self._server.close(FLUSH_SECONDS)
         if self._reports:
             self._reports.close(FLUSH_SECONDS)
+        self._stop_hearing()
 
     def _wish(self, step: int, now: float) -> int:
         if self._asks.told_to_stop and not self._saved_to_stop:

@@ -145,6 +145,53 @@ def test_a_worker_that_was_forked_ends_by_sigterm(start: Callable[..., trainer.J
         signal.signal(signal.SIGTERM, before)
 
 
+def test_that_a_later_attempt_began_while_it_was_saving_is_said_whatever_failed(
+    start: Callable[..., trainer.Job], tmp_path: Path
+) -> None:
+    job = start()
+    with pytest.raises(trainer.Superseded, match="attempt 1 has begun"), job.saving(1) as folder:
+        Folder(tmp_path / "checkpoints", attempt=1).begin()
+        (folder / "a.txt").write_text("its folder is gone")
+
+
+def test_a_later_checkpoint_answers_the_last_ask_as_well(
+    start: Callable[..., trainer.Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that nothing is lost on who sees only the last report."""
+    monkeypatch.setenv("QUEUECTL_TERMINATION_LOG", str(tmp_path / "message"))
+    monkeypatch.setenv("QUEUECTL_ASK_FILE", str(tmp_path / "ask"))
+    (tmp_path / "ask").write_text('{"id": "1-1", "deadline": 1}')
+    monkeypatch.setattr("queuectl.trainer.job.LOOK_SECONDS", 0.0)
+    job = start(every_steps=10)
+    assert job.should_save(3)
+    assert job.deadline == 1
+    save(job, 3)
+    assert job.deadline is None
+    assert not job.should_save(4)
+    assert job.should_save(10)
+    save(job, 10)
+
+    assert '"ask": "1-1", "step": 10' in (tmp_path / "message").read_text()
+
+
+def test_an_ask_is_not_lost_when_nothing_could_be_saved(
+    start: Callable[..., trainer.Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUECTL_ASK_FILE", str(tmp_path / "ask"))
+    (tmp_path / "ask").write_text('{"id": "1-1", "deadline": 1}')
+    monkeypatch.setattr("queuectl.trainer.job.LOOK_SECONDS", 0.0)
+    job = start()
+    assert job.should_save(3)
+    with pytest.raises(OSError, match="No space left"), job.saving(3) as folder:
+        (folder / "full").symlink_to("/dev/full")
+        (folder / "full").write_text("text")
+    assert not job.should_save(4)  # not at once
+    monkeypatch.setattr(job, "_retry_at", 0.0)
+    assert job.should_save(5)
+    save(job, 5)
+    assert not job.should_save(6)
+
+
 def test_own_storage_can_be_reported(start: Callable[..., trainer.Job], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("QUEUECTL_TERMINATION_LOG", str(tmp_path / "message"))
     job = start(every_steps=5)
