@@ -149,9 +149,14 @@ def test_that_a_later_attempt_began_while_it_was_saving_is_said_whatever_failed(
     start: Callable[..., trainer.Job], tmp_path: Path
 ) -> None:
     job = start()
-    with pytest.raises(trainer.Superseded, match="attempt 1 has begun"), job.saving(1) as folder:
-        Folder(tmp_path / "checkpoints", attempt=1).begin()
-        (folder / "a.txt").write_text("its folder is gone")
+
+    def save_too_late() -> None:
+        with job.saving(1) as folder:
+            Folder(tmp_path / "checkpoints", attempt=1).begin()
+            (folder / "a.txt").write_text("its folder is gone")
+
+    with pytest.raises(trainer.Superseded, match="attempt 1 has begun"):
+        save_too_late()
 
 
 def test_a_later_checkpoint_answers_the_last_ask_as_well(
@@ -182,9 +187,14 @@ def test_an_ask_is_not_lost_when_nothing_could_be_saved(
     monkeypatch.setattr("queuectl.trainer.job.LOOK_SECONDS", 0.0)
     job = start()
     assert job.should_save(3)
-    with pytest.raises(OSError, match="No space left"), job.saving(3) as folder:
-        (folder / "full").symlink_to("/dev/full")
-        (folder / "full").write_text("text")
+
+    def save_to_full_disk() -> None:
+        with job.saving(3) as folder:
+            (folder / "a.txt").symlink_to("/dev/full")
+            (folder / "a.txt").write_text("text")
+
+    with pytest.raises(OSError, match="No space left"):
+        save_to_full_disk()
     assert not job.should_save(4)  # not at once
     monkeypatch.setattr(job, "_retry_at", 0.0)
     assert job.should_save(5)
