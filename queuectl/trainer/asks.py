@@ -77,12 +77,13 @@ class Asks:
             return
         try:
             found = self.file.stat()
-            if (found.st_ino, found.st_mtime_ns) == self._seen:
-                return
+        except OSError:
+            return  # not there yet
+        if (found.st_ino, found.st_mtime_ns) == self._seen:
+            return
+        try:
             text = self.file.read_bytes()
             ask = Ask.parsed(text) if text.strip() else None
-        except FileNotFoundError:
-            return
         except (OSError, ValueError) as error:
             log.warning("the file of asks, %s, is no good: %s", self.file, error)
             ask = None
@@ -95,18 +96,13 @@ class Asks:
             self.add(ask)
 
     def add(self, ask: Ask) -> "Future[str]":
-        """Return what will be the report that answers `ask`, at once if it was answered before.
-
-        Raises ValueError when too many wait.
-        """
+        """Return what will be the report that answers `ask`, at once if it was answered before."""
         with self._lock:
             if ask.id not in self._open:
                 future: Future[str] = Future()
                 if ask.id in self._answered:
                     future.set_result(self._answered[ask.id])
                     return future
-                if len(self._open) >= MOST_ASKS:
-                    raise ValueError(f"{MOST_ASKS} asks wait already")
                 self._open[ask.id] = ask, future
             return self._open[ask.id][1]
 
@@ -212,6 +208,9 @@ class _Handler(BaseHTTPRequestHandler):
             ask = Ask.parsed(self.rfile.read(min(max(length, 0), MOST_BYTES)))
         except ValueError as error:
             self._reply(400, json.dumps({"error": str(error)}))
+            return
+        if len(self.server.asks.waiting()) >= MOST_ASKS:
+            self._reply(503, json.dumps({"error": f"{MOST_ASKS} asks wait already"}))
             return
         try:
             seconds = min(max(ask.deadline - time.time(), 0.0), MOST_SECONDS)

@@ -1,3 +1,4 @@
+import http.client
 import logging
 import multiprocessing
 import os
@@ -200,6 +201,31 @@ def test_an_ask_is_not_lost_when_nothing_could_be_saved(
     assert job.should_save(5)
     save(job, 5)
     assert not job.should_save(6)
+
+
+def test_asks_by_http_are_bounded_and_do_not_keep_others_out(
+    start: Callable[..., trainer.Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUECTL_ASK_FILE", str(tmp_path / "ask"))
+    monkeypatch.setenv("QUEUECTL_TERMINATION_LOG", str(tmp_path / "message"))
+    monkeypatch.setattr("queuectl.trainer.job.LOOK_SECONDS", 0.0)
+    job = start(port=0)
+    statuses = [post(job.port, f'{{"id": "http-{number}", "deadline": 0}}') for number in range(20)]
+    assert statuses == [504] * 16 + [503] * 4
+
+    (tmp_path / "ask").write_text('{"id": "1-1", "deadline": 1}')
+    assert job.should_save(1)
+    save(job, 1)
+    assert '"ask": "1-1"' in (tmp_path / "message").read_text()
+    assert post(job.port, '{"id": "http-9", "deadline": 0}') == 200  # it was answered, late
+    assert post(job.port, '{"id": "http-19", "deadline": 0}') == 504
+
+
+def post(port: int | None, body: str) -> int:
+    assert port is not None
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/checkpoint", body)
+    return connection.getresponse().status
 
 
 def test_own_storage_can_be_reported(start: Callable[..., trainer.Job], tmp_path: Path, monkeypatch: Any) -> None:
