@@ -98,6 +98,7 @@ class Informer(Generic[T]):
         on_change: Callable[[T | None, T | None], None],
         *,
         label_selector: str = "",
+        field_selector: str = "",
     ) -> None:
         """Prepare; nothing is sent before ``run``."""
         self.objects: dict[str, Item[T]] = {}
@@ -106,7 +107,8 @@ class Informer(Generic[T]):
         self._path = path
         self._decode = decode
         self._on_change = on_change
-        self._params = {"labelSelector": label_selector} if label_selector else {}
+        selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
+        self._params = {name: selector for name, selector in selectors.items() if selector}
         self._version = ""
         self._adopted: set[str] = set()  # keys of objects that neither list nor watch has shown yet
 
