@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from queuectl.local.controlplane import Running
 
 app = typer.Typer(
     name="local",
@@ -42,14 +45,29 @@ State = Annotated[
 @app.command()
 def up(
     nodes: Annotated[int, typer.Option(min=0, max=5000, help="Simulated nodes with 8 GPUs each.")] = 0,
+    real_nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Nodes that run pods as processes of this machine.",
+            show_default="as before, at first 0",
+        ),
+    ] = None,
+    real_gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=64, help="GPUs that each of these pretends to have.", show_default="as before, at first 8"
+        ),
+    ] = None,
     state: State = None,
 ) -> None:
     """Start what doesn't run yet, install queuectl's CRDs, and print how to point kubectl at it."""
     with _errors():
         from queuectl.local import controlplane
 
-        running = controlplane.up(state or default_state())
-        _prepare(running.kubeconfig, nodes)
+        running = controlplane.up(state or default_state(), real_nodes=real_nodes, real_gpus=real_gpus)
+        _prepare(running, nodes)
         sys.stderr.write(f"The control plane is ready at {running.server}.\n")
         typer.echo(f"export KUBECONFIG={_quoted(running.kubeconfig)}")
 
@@ -90,15 +108,16 @@ def status(
         raise typer.Exit(1)
 
 
-def _prepare(kubeconfig: Path, nodes: int) -> None:
+def _prepare(running: "Running", nodes: int) -> None:
     import asyncio
 
     from queuectl.kube.client import KubeClient
-    from queuectl.local.prepare import prepare
+    from queuectl.local.prepare import nodes_are_ready, prepare
 
     async def run() -> None:
-        async with await KubeClient.open(str(kubeconfig)) as client:
+        async with await KubeClient.open(str(running.kubeconfig)) as client:
             await prepare(client, nodes=nodes)
+            await nodes_are_ready(client, running.real_nodes)
 
     asyncio.run(run())
 

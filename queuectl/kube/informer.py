@@ -99,6 +99,7 @@ class Informer(Generic[T]):
         *,
         label_selector: str = "",
         after: asyncio.Event | None = None,
+        field_selector: str = "",
     ) -> None:
         """Prepare; nothing is sent before ``run``. ``after``: what it waits for even then.
 
@@ -110,7 +111,8 @@ class Informer(Generic[T]):
         self._path = path
         self._decode = decode
         self._on_change = on_change
-        self._params = {"labelSelector": label_selector} if label_selector else {}
+        selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
+        self._params = {name: selector for name, selector in selectors.items() if selector}
         self._after = after
         self._version = ""
         self._adopted: set[str] = set()  # keys of objects that neither list nor watch has shown yet

@@ -4,7 +4,7 @@ import base64
 import errno
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import yaml
 from queuectl.local.errors import LocalError
 
 NAMES = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kwok")  # in order of start
+AGENT = "agent"  # the node agent, where there are real nodes
 STAGES = Path(__file__).parent / "stages"
 _PORTS = range(20_000, 30_000)  # below the ephemeral ports: no client can hold one while its server is stopped
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -26,12 +27,24 @@ class Settings:
     ports: Mapping[str, int]  # "etcd", "etcd-peer", "kube-apiserver"
     node_grace_seconds: int = 50
     evict_seconds: int = 300
+    real_nodes: int = 0
+    real_gpus: int = 8  # that each of these pretends to have
     flags: Mapping[str, list[str]] = field(default_factory=dict)  # more flags, by component
 
     @property
     def server(self) -> str:
         """The API server's address."""
         return f"https://127.0.0.1:{self.ports['kube-apiserver']}"
+
+    @property
+    def components(self) -> Sequence[str]:
+        """What belongs to this control plane, in order of start."""
+        return (*NAMES, AGENT) if self.real_nodes else NAMES
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of the nodes that run pods as processes."""
+        return [f"real-{number:04}" for number in range(1, self.real_nodes + 1)]
 
 
 def command(name: str, program: Path, state: Path, settings: Settings) -> list[str]:
@@ -86,6 +99,16 @@ def command(name: str, program: Path, state: Path, settings: Settings) -> list[s
             "--node-ip=127.0.0.1",
             "--cidr=10.64.0.0/10",
             *(f"--config={stage}" for stage in sorted(STAGES.glob("*.yaml"))),
+        ],
+        AGENT: [
+            "-m",
+            "queuectl.local.agent",
+            *client,
+            f"--folder={state / AGENT}",
+            f"--certificates={state / 'certs'}",
+            f"--gpus={settings.real_gpus}",
+            f"--lease-seconds={settings.node_grace_seconds}",
+            *settings.nodes,
         ],
     }
     return [str(program), *flags[name], *settings.flags.get(name, [])]

@@ -1,4 +1,4 @@
-"""A real control plane on loopback: etcd, kube-apiserver, kube-scheduler, kube-controller-manager and kwok.
+"""A real control plane on loopback: etcd, kube-apiserver, kube-scheduler, kube-controller-manager, kwok, node agent.
 
 Everything about one control plane lies in its state folder: data, certificates, logs, kubeconfig, and `state.json`
 with the ports and the processes. Calls block (seconds); from async code use `asyncio.to_thread`.
@@ -10,6 +10,7 @@ import secrets
 import shutil
 import signal
 import ssl
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,14 +20,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from queuectl.local import build, components, process
-from queuectl.local.components import NAMES, Settings
+from queuectl.local.components import AGENT, NAMES, Settings
 from queuectl.local.errors import LocalError
 from queuectl.local.process import Process
 
 READY_SECONDS = 90.0
 LOCK_SECONDS = 180.0
 SETTLE_SECONDS = 1.0  # a component with a wrong flag or a taken port is dead before this
-_OURS = ("etcd", "certs", "logs", "kubeconfig", "tokens.csv", "service-account.key", "state.json")
+_OURS = ("agent", "etcd", "certs", "logs", "kubeconfig", "tokens.csv", "service-account.key", "state.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Running:
     server: str
     token: str
     authority: str  # PEM of the API server's CA
+    real_nodes: Sequence[str]  # names of the nodes that run pods as processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,16 @@ def up(
     *,
     node_grace_seconds: int | None = None,
     evict_seconds: int | None = None,
+    real_nodes: int | None = None,
+    real_gpus: int | None = None,
     flags: Mapping[str, Sequence[str]] | None = None,
     progress: bool = True,
 ) -> Running:
     """Start what doesn't run yet and wait until the API server is ready; does nothing to what runs.
 
     `node_grace_seconds`: a node whose heartbeat is older is NotReady (default 50). `evict_seconds`: how long pods
-    without tolerations of their own stay on such a node (default 300). `flags`: more flags by component.
+    without tolerations of their own stay on such a node (default 300). `real_nodes`: how many nodes run pods as
+    processes of this machine (default 0), each with `real_gpus` (default 8) that it pretends to have. `flags`: more flags by component.
     Options that are None stay as at the last start. `progress` shows the build of missing programs.
     Raises LocalError, with the end of its log if a component dies.
     """
@@ -82,6 +87,8 @@ def up(
     wanted = {
         "node_grace_seconds": node_grace_seconds,
         "evict_seconds": evict_seconds,
+        "real_nodes": real_nodes,
+        "real_gpus": real_gpus,
         "flags": None if flags is None else {name: list(more) for name, more in flags.items()},
     }
     if unknown := set(flags or ()) - set(NAMES):
@@ -92,9 +99,10 @@ def up(
             settings = Settings(token=secrets.token_urlsafe(32), ports=components.new_ports())
             record = _Record(settings, {}, {})
         _choose(record, {key: value for key, value in wanted.items() if value is not None}, state)
-        if not all(record.alive(name) for name in NAMES):
+        if not all(record.alive(name) for name in record.settings.components):
             record.programs = {name: str(path) for name, path in build.binaries(progress=progress).items()}
-        return _start_missing(state, record, NAMES)
+            record.programs[AGENT] = sys.executable
+        return _start_missing(state, record, record.settings.components)
 
 
 def down(state: Path, *, delete: bool = False) -> None:
@@ -109,7 +117,7 @@ def down(state: Path, *, delete: bool = False) -> None:
         record = _read(state)
         if record is not None:
             # Clients first, so that none fills its log with lost connections; etcd last, so that all is written.
-            clients = [record.processes[name] for name in NAMES[2:] if name in record.processes]
+            clients = [known for name, known in record.processes.items() if name not in NAMES[:2]]
             process.end(clients)
             for name in reversed(NAMES[:2]):
                 if name in record.processes:
@@ -128,7 +136,7 @@ def status(state: Path) -> list[Status]:
     if record is None:
         return [Status(name, running=False, pid=None, port=None) for name in NAMES]
     shown = []
-    for name in NAMES:
+    for name in record.settings.components:
         running = record.alive(name)
         pid = record.processes[name].pid if running else None
         shown.append(Status(name, running=running, pid=pid, port=record.settings.ports.get(name)))
@@ -159,7 +167,7 @@ def start(state: Path, component: str, *, reconnect: bool = False) -> None:
         _start_missing(folder, record, (component,))
         if reconnect:
             process.end([record.processes[name] for name in NAMES[2:] if record.alive(name)])
-            _start_missing(folder, record, NAMES)
+            _start_missing(folder, record, record.settings.components)
 
 
 def pause(state: Path, component: str) -> None:
@@ -182,7 +190,7 @@ def kubeconfig(state: Path) -> Path:
 def _choose(record: _Record, wanted: Mapping[str, object], state: Path) -> None:
     """Take over the options asked for; while anything runs, they must be those it runs with."""
     chosen = replace(record.settings, **wanted)  # type: ignore[arg-type]
-    if any(record.alive(name) for name in NAMES):
+    if any(record.alive(name) for name in record.processes):
         for name in wanted:
             if getattr(chosen, name) != getattr(record.settings, name):
                 was = getattr(record.settings, name)
@@ -198,7 +206,7 @@ def _start_missing(state: Path, record: _Record, names: Sequence[str]) -> Runnin
     (state / "logs").mkdir(exist_ok=True)
     deadline = time.monotonic() + READY_SECONDS
     servers = [name for name in NAMES[:2] if name in names]
-    clients = [name for name in NAMES[2:] if name in names]
+    clients = [name for name in names if name not in NAMES[:2]]
     started = _spawn(state, record, servers)
     if started or clients:
         _wait(lambda: _answers(state, record, "/readyz"), state, record, started, deadline=deadline)
@@ -218,7 +226,8 @@ def _start_missing(state: Path, record: _Record, names: Sequence[str]) -> Runnin
             begun,
             deadline=deadline,
         )
-    return Running(state, state / "kubeconfig", record.settings.server, record.settings.token, authority)
+    settings = record.settings
+    return Running(state, state / "kubeconfig", settings.server, settings.token, authority, settings.nodes)
 
 
 def _spawn(state: Path, record: _Record, names: Sequence[str]) -> list[str]:
@@ -291,8 +300,8 @@ def _locked(state: Path) -> Iterator[None]:
 
 @contextmanager
 def _known(state: Path, component: str) -> Iterator[tuple[Path, _Record]]:
-    if component not in NAMES:
-        raise LocalError(f"{component!r} is no component; known are {', '.join(NAMES)}.")
+    if component not in (*NAMES, AGENT):
+        raise LocalError(f"{component!r} is no component; known are {', '.join((*NAMES, AGENT))}.")
     state = state.expanduser().absolute()
     with _locked(state):
         record = _read(state)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
@@ -72,8 +72,12 @@ async def create_nodes(client: KubeClient, manifests: Sequence[dict[str, Any]]) 
                 group.create_task(create(manifest))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
-    names = {manifest["metadata"]["name"] for manifest in manifests}
-    await _until(f"Not all of {len(names)} nodes are Ready", lambda: _ready(client, names))
+    await nodes_are_ready(client, {manifest["metadata"]["name"] for manifest in manifests})
+
+
+async def nodes_are_ready(client: KubeClient, names: Collection[str]) -> None:
+    """Wait until all of these nodes are Ready. Raises LocalError."""
+    await _until(f"Not all of {len(names)} nodes are Ready", lambda: _ready(client, set(names)))
 
 
 async def _established(client: KubeClient) -> bool:

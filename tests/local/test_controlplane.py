@@ -24,6 +24,7 @@ from queuectl.local.errors import LocalError
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes
 from tests.support.eventually import eventually
+from tests.support.real import Pods
 
 GRACE = 6
 
@@ -40,7 +41,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def running(own: Path) -> Running:
     return controlplane.up(
-        own, node_grace_seconds=GRACE, flags={"kube-controller-manager": ["--node-monitor-period=1s"]}
+        own, node_grace_seconds=GRACE, real_nodes=1, flags={"kube-controller-manager": ["--node-monitor-period=1s"]}
     )
 
 
@@ -164,6 +165,28 @@ async def test_nodes_stay_ready_while_kwok_runs_and_only_then(running: Running, 
         await eventually(is_unknown, "node without heartbeat", seconds=60)
         controlplane.resume(own, "kwok")
         await eventually(is_ready, "node with heartbeat again", seconds=60)
+
+
+async def test_real_nodes_run_pods_and_are_missed_without_their_agent(running: Running, own: Path) -> None:
+    (node,) = running.real_nodes
+    async with await KubeClient.open(str(running.kubeconfig)) as kube:
+        pods = Pods(kube, "default", node)
+        await pods.run("real", "echo runs; sleep 600")
+        await pods.until_says("real", "runs")
+        os.kill(pids(own)["agent"] or 0, signal.SIGKILL)
+
+        async def is_unknown() -> bool:
+            return await condition(kube, node) == "Unknown"
+
+        await eventually(is_unknown, "node without heartbeat", seconds=60)
+        controlplane.up(own)
+        assert (await pods.until("real", "Failed"))["status"]["reason"] == "NodeAgentRestarted"
+
+        async def is_ready() -> bool:
+            return await condition(kube, node) == "True"
+
+        await eventually(is_ready, "node with heartbeat again", seconds=60)
+        await pods.delete("real")
 
 
 def test_other_options_need_a_down_first(running: Running, own: Path) -> None:
