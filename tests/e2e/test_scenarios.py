@@ -25,7 +25,7 @@ PROJECT = [
     "ceiling", "claim_and_cut", "claim_dropped", "claims_and_cut", "elastic_grows", "elastic_grows_in_vain",
     "elastic_split", "elastic_taken_back", "fair_share", "gpu_driver", "gpu_memory", "gpu_models_apart",
     "gpu_shared", "gpu_slices", "held_room", "leaving_is_enough", "limits_per_namespace", "limits_per_user",
-    "least_lost", "least_lost_in_turn", "least_lost_peers", "lost_node", "namespaces", "never_fits", "partial", "partly_done", "partly_done_claim", "partly_done_least_lost", "preempts_in_vain",
+    "least_lost", "least_lost_in_turn", "least_lost_peers", "lost_node", "namespaces", "never_fits", "partial", "partly_done", "partly_done_claim", "preempts_in_vain",
     "priority", "priority_order", "quota_cut_in_cohort", "quota_lowered", "racks", "reclaim", "restart",
     "saves_and_succeeds", "saves_for_nobody", "saves_in_time", "saves_never",
     "waiting_is_enough",

@@ -437,7 +437,13 @@ class Play:
             for pod in current if form.saves is not None else ():
                 if ask := pod["metadata"].get("annotations", {}).get(ASK):
                     name_of_ask = msgspec.json.decode(ask)["id"]
-                    self._once(form.saves or 0.0, lambda p=pod, a=name_of_ask: self._save([p], a), "save", ask)  # type: ignore[misc]
+                    self._once(
+                        form.saves or 0.0,
+                        lambda p=pod, a=name_of_ask: self._save([p], a),
+                        "save",
+                        pod["metadata"]["name"],
+                        ask,
+                    )  # type: ignore[misc]
             for pod in self._pods.get(name, ()):
                 if form.grace and _is_stopping(pod):
                     self._once(form.grace, lambda pod=pod: self._remove_pod(pod), "stop", pod["metadata"]["name"])  # type: ignore[misc]
