@@ -15,11 +15,9 @@ Reports = Mapping[PodKey, Report]
 
 
 def asked(attempt: Attempt, job: Job) -> list[PodKey]:
-    """Return the pods of a gang that are asked to save its work, in order."""
-    if job.saving is None:
-        return []
-    waited_for = {role.name for role in job.gang.roles if role.must_succeed}
-    roles = {job.saving.role} if job.saving.role else waited_for
+    """Return the pods of a gang that save its work, and are asked to if its job says how, in order."""
+    chosen = job.saving.role if job.saving else ""
+    roles = {chosen} if chosen else {role.name for role in job.gang.roles if role.must_succeed}
     return [key for key in keys(attempt.placements, attempt.done) if key[0] in roles]
 
 
@@ -45,7 +43,7 @@ def answered(attempt: Attempt, job: Job, pods: Mapping[PodKey, Pod], reports: Re
 
 
 def saved(attempt: Attempt, job: Job, reports: Reports, now: float) -> Checkpoint | None:
-    """Return the last checkpoint of which each pod that is asked has its part: the oldest of their latest ones.
+    """Return the last checkpoint of which each pod that saves has its part: the oldest of their latest ones.
 
     What is dated in the future is of now.
     """

@@ -42,6 +42,7 @@ OUTPUT_BYTES = 4096  # of a command's output that are kept, the last ones
 QUIET_SECONDS = 150.0  # a watch without event or bookmark for so long is dead; bookmarks come each minute
 
 _STDOUT, _STATUS = 1, 3  # channels of an exec
+_EXEC_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")  # the second for API servers that know no other
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 # What the API server puts around what rules and policies of ours say, which name the field and the remedy.
 _AROUND = re.compile(
@@ -169,9 +170,7 @@ class KubeClient:
             return answer
         raise AssertionError
 
-    async def execute(
-        self, path: str, command: Sequence[str], *, container: str = "", protocol: str = "v4.channel.k8s.io"
-    ) -> tuple[int, str]:
+    async def execute(self, path: str, command: Sequence[str], *, container: str = "") -> tuple[int, str]:
         """Run a command in a container, by the ``exec`` of a pod; return its exit code and the end of its output.
 
         There is no limit of time; cancelling it closes the connection. Raises as ``request`` does.
@@ -181,7 +180,7 @@ class KubeClient:
         output, status = b"", b""
         try:
             async with self._session.ws_connect(
-                self._host + path, params=params, headers=await self._headers(JSON), protocols=(protocol,)
+                self._host + path, params=params, headers=await self._headers(JSON), protocols=_EXEC_PROTOCOLS
             ) as socket:
                 async for message in socket:
                     if message.type is not aiohttp.WSMsgType.BINARY or not message.data:

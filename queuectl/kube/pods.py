@@ -140,6 +140,7 @@ def _told(job: Job, attempt: Attempt, key: PodKey, ranks: Mapping[PodKey, int], 
         "QUEUECTL_WORLD_SIZE": str(len(ranks)),
         "QUEUECTL_ATTEMPT": str(attempt.number),
         "QUEUECTL_POD": name,
+        "QUEUECTL_WORKLOAD_UID": job.gang.uid,
         **_resumes(job, saved),
     }
     if subdomain:  # the user's headless Service; without one there is no name by which a pod could be found

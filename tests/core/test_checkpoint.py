@@ -141,6 +141,7 @@ def test_who_is_deleted_while_it_is_asked_is_not_waited_for() -> None:
 def test_the_last_checkpoint_is_the_oldest_of_the_latest_ones() -> None:
     two = {A: report(at=NOW - 5, step=30), B: report(at=NOW - 9, step=20)}
     assert saved(RUNNING, JOB, two, NOW) == Checkpoint(NOW - 9, 20, attempt=3)
+    assert saved(RUNNING, replace(JOB, saving=None), two, NOW) == saved(RUNNING, JOB, two, NOW), "asked or not"
     assert saved(RUNNING, JOB, {A: two[A]}, NOW) is None, "the other has none yet"
     ahead = {A: report(at=NOW + 99, step=30), B: report(at=NOW + 99, step=30)}
     assert saved(RUNNING, JOB, ahead, NOW) == Checkpoint(NOW, 30, attempt=3), "its clock is ahead"

@@ -442,13 +442,18 @@ class Play:
                 self._once(seconds, lambda n=name, a=attempt, k=keys: self._succeed(n, a, k), *what)  # type: ignore[misc]
             if form.checkpoints and status.get("phase") == "Running":
                 self._save_in_time(name, attempt, form.checkpoints)
-            for pod in current if form.saves is not None else ():
-                if ask := pod["metadata"].get("annotations", {}).get(ASK):
-                    name_of_ask = msgspec.json.decode(ask)["id"]
-                    self._once(form.saves or 0.0, lambda p=pod, a=name_of_ask: self._save([p], a), "save", ask)  # type: ignore[misc]
+            for pod in current:
+                self._save_when_asked(pod, form.saves)
             for pod in self._pods.get(name, ()):
                 if form.grace and _is_stopping(pod):
                     self._once(form.grace, lambda pod=pod: self._remove_pod(pod), "stop", pod["metadata"]["name"])  # type: ignore[misc]
+
+    def _save_when_asked(self, pod: Object, seconds: float | None) -> None:
+        """Have a pod that is asked to save its work do so, in so many seconds; never without."""
+        ask = pod["metadata"].get("annotations", {}).get(ASK)
+        if ask and seconds is not None:
+            name = msgspec.json.decode(ask)["id"]
+            self._once(seconds, lambda: self._save([pod], name), "save", pod["metadata"]["name"], ask)
 
     def _save_in_time(self, job: str, attempt: str, every: float) -> None:
         """Have a running job save its work at its next time, if anything else is still to happen then."""
