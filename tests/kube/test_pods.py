@@ -49,7 +49,7 @@ def test_every_container_is_told_which_pod_it_is_in() -> None:
     told = env(pods["worker", 1])
     assert told == {
         "QUEUECTL_INDEX": "1", "QUEUECTL_RANK": "1", "QUEUECTL_WORLD_SIZE": "3", "QUEUECTL_ATTEMPT": "1",
-        "QUEUECTL_ROLE": "mine", "A": "b", "QUEUECTL_POD": "llm-worker-1-1",
+        "QUEUECTL_ROLE": "mine", "A": "b", "QUEUECTL_POD": "llm-worker-1-1", "QUEUECTL_WORKLOAD_UID": one.gang.uid,
     }  # fmt: skip
     assert "hostname" not in pods["worker", 0]["spec"]
 
