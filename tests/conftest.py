@@ -10,7 +10,6 @@ from queuectl.kube.client import KubeClient
 from queuectl.local import controlplane
 from queuectl.local.prepare import prepare
 
-
 settings.register_profile("any machine", deadline=None)  # which may be slow, or busy
 settings.load_profile("any machine")
 
