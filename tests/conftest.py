@@ -4,10 +4,14 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import settings
 
 from queuectl.kube.client import KubeClient
 from queuectl.local import controlplane
 from queuectl.local.prepare import prepare
+
+settings.register_profile("any machine", deadline=None)  # which may be slow, or busy
+settings.load_profile("any machine")
 
 
 def pytest_configure() -> None:

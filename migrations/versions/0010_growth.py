@@ -31,6 +31,7 @@ def downgrade() -> None:
     op.drop_constraint(op.f("pk_reservation"), "reservation")
     op.create_primary_key(op.f("pk_reservation"), "reservation", PLACE)
     op.drop_constraint(op.f("ck_attempt_coming"), "attempt")
+    op.execute("DELETE FROM step WHERE step = 'Grow' AND done_at IS NOT NULL")
     _replace("", "")
     op.drop_column("attempt", "growing_at")
     op.drop_column("attempt", "coming")

@@ -45,6 +45,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.execute("DELETE FROM step WHERE step = 'Ask' AND done_at IS NOT NULL")
     _replace("", "")  # refused by Postgres as long as an attempt is Checkpointing
     op.drop_table("interruption")
     op.drop_column("attempt", "asked_at")

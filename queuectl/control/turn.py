@@ -174,13 +174,14 @@ def _leaves(world: World, preempt: Preempt, now: float) -> dict[str, Leave]:
 def _leave(world: World, victim: Eviction, by: Mapping[str, object], now: float) -> Leave:
     if victim.part is None:
         facts = {**by, **_lost(victim)}
-        attempt = world.attempts[victim.uid]
+        attempt, job = world.attempts[victim.uid], world.jobs.get(victim.uid)
+        saving = job.saving.grace_seconds if job and job.saving else 0
         cause = (
-            moved(victim, attempt.quota, now, **facts)
+            moved(victim, attempt.quota, now + saving, **facts)
             if victim.to
             else why(Reason.PREEMPTED, **facts, cause=CAUSES[victim.cause])
         )
-        return leave(attempt, world.jobs.get(victim.uid), cause, now)
+        return leave(attempt, job, cause, now)
     before, gone = world.attempts[victim.uid].whole.pods, victim.part.pods
     pods = {"gone": gone, "before": before, "after": before - gone}
     return Shrink(why(Reason.SHRUNK, **pods, **by, cause=CAUSES[victim.cause]), victim.part)

@@ -570,7 +570,7 @@ class World:
             elastic=self._lacking(),
             orders=self._orders(),
             moving=self._kept(now),
-            broken=[self._broken(uid, loss) for uid, loss in self.losses.items()],
+            broken=[self._broken(uid, loss) for uid, loss in self.losses.items() if uid in self.jobs],
             mix=self.mix,
         )
 

@@ -271,6 +271,10 @@ def _joined(world: Field, ask: Ask, pieces: Sequence[Victim], *, borrowing: bool
                 trial.take(victim)
             elif not victim.gang.gives_up:
                 trial.take(Victim(victim.gang.of, victim.cause))
+        if whole:  # they leave more than was asked of them
+            trial.give_back(world.dearest_first(trial.taken.values()))
+        for victim in world.dearest_first(v for uid, v in trial.taken.items() if uid in whole):
+            _take_piece(trial, victim)
         for victim in [victim for victim in trial.taken.values() if victim.gang.gives_up]:
             _take_less(trial, victim)
         return [
@@ -280,6 +284,16 @@ def _joined(world: Field, ask: Ask, pieces: Sequence[Victim], *, borrowing: bool
         ]
     finally:
         trial.close()
+
+
+def _take_piece(trial: Trial, victim: Victim) -> None:
+    """Have a gang that goes whole give up no more than it can do without, if that is enough."""
+    piece = Victim(_pieces(victim.gang)[0], victim.cause)
+    trial.put_back(victim)
+    trial.take(piece)
+    if not trial.fits():
+        trial.put_back(piece)
+        trial.take(victim)
 
 
 def _take_less(trial: Trial, victim: Victim) -> None:

@@ -2,7 +2,7 @@
 
 What was proposed then may be wrong by now, so only who is to move for whom is taken from the request, and all of it or
 nothing is done: the waiting gang claims its room, those in it are told to leave as victims of a preemption are, and room
-for each of them is kept, in every cycle, until it has started again or ``KEPT_SECONDS`` are over.
+for each of them is kept, in every cycle, until it has started again or ``KEPT_SECONDS`` are over since it had to have saved its work.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,12 +57,15 @@ def _problems(snapshot: Snapshot, order: MoveOrder, gang: Gang | None, now: floa
         yield "it can start without that, or more than nodes keeps it waiting"
 
 
-def moved(eviction: Eviction, quota: Amounts, now: float, **facts: object) -> Why:
-    """Return why a gang ends that moves, with what is kept for it. ``quota``: what it is charged."""
+def moved(eviction: Eviction, quota: Amounts, saved_by: float, **facts: object) -> Why:
+    """Return why a gang ends that moves, with what is kept for it.
+
+    ``quota``: what it is charged. ``saved_by``: Unix seconds at which it stops at the latest, its work saved or not.
+    """
     nodes = listed(sorted({p.node for p in eviction.to}))
     return why(
         Reason.MOVED, **facts, by=eviction.asked_by or _SOMEBODY, nodes=nodes, to=[astuple(p) for p in eviction.to],
-        quota=[[*cell, amount] for cell, amount in quota.items()], until=now + KEPT_SECONDS,
+        quota=[[*cell, amount] for cell, amount in quota.items()], until=saved_by + KEPT_SECONDS,
     )  # fmt: skip
 
 

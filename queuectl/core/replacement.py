@@ -21,36 +21,47 @@ def repairs(snapshot: Snapshot, broken: Iterable[Broken], most: int) -> tuple[di
 
     What is found is counted in ``snapshot``. ``most``: placements at most; gangs beyond that are in neither.
     """
-    found: dict[str, Repair] = {}
-    irreparable = set()
-    for one in sorted(broken, key=lambda one: pending_key(one.gang)):
+    fleet, found, irreparable = snapshot.fleet, dict[str, Repair](), set[str]()
+    if fleet is None:
+        return found, frozenset(one.gang.uid for one in broken)
+    those = sorted(broken, key=lambda one: pending_key(one.gang))
+    for one in those:
         if most <= 0:
             break
-        repair = _repair(snapshot, one)
+        repair = _replaced(snapshot, fleet, one)
         if repair is None:
             irreparable.add(one.gang.uid)
             continue
+        _count(fleet, repair)
         found[one.gang.uid] = repair
         most -= len(repair.found)
+    for one in those:  # once each has what it can't be without
+        if one.gang.uid in found and most > 0:
+            found[one.gang.uid] = _wider(snapshot, fleet, one, found[one.gang.uid])
     return found, frozenset(irreparable)
 
 
-def _repair(snapshot: Snapshot, one: Broken) -> Repair | None:
-    """Return how one gang is repaired, if it can be, and count it in the snapshot.
+def _wider(snapshot: Snapshot, fleet: Fleet, one: Broken, repair: Repair) -> Repair:
+    """Return how one gang is repaired so that it leaves all of its nodes that take no new pods, if there is room for it.
 
-    If there is room for these too, it leaves all of its nodes that take no new pods: better to stop once than again soon.
+    Better to stop once than again soon.
     """
-    at, fleet = numbered(one.has.placements), snapshot.fleet
-    if fleet is None:
-        return None
+    at = numbered(one.has.placements)
     more = one.pods.union(key for key, p in at.items() if p.node in one.closed)
-    wider = _replaced(snapshot, fleet, replace(one, pods=more)) if one.pods < more < at.keys() else None
-    repair = wider or _replaced(snapshot, fleet, one)
-    for p in repair.left if repair else ():
-        fleet.reserve(p.node, p.requests, -p.pods, now=False)
-    for p in repair.found if repair else ():
-        fleet.reserve(p.node, p.requests, p.pods)
-    return repair
+    if not one.pods < more < at.keys():
+        return repair
+    _count(fleet, repair, -1)
+    wider = _replaced(snapshot, fleet, replace(one, pods=more)) or repair
+    _count(fleet, wider)
+    return wider
+
+
+def _count(fleet: Fleet, repair: Repair, sign: int = +1) -> None:
+    """Count a repair as made, or stop (-1)."""
+    for p in repair.left:
+        fleet.reserve(p.node, p.requests, -sign * p.pods, now=False)
+    for p in repair.found:
+        fleet.reserve(p.node, p.requests, sign * p.pods)
 
 
 def _replaced(snapshot: Snapshot, fleet: Fleet, one: Broken) -> Repair | None:

@@ -55,7 +55,11 @@ class Watched(Clockwork):
         self.used = {queue: in_queue(self, queue, later=True) for queue in self.world.queues}
         losses, places = dict(self.world.losses), {uid: self.places_left(uid) for uid in self.world.losses}
         super()._cycle()
-        anywhere = [uid for uid in losses if self.world.jobs[uid].gang.roles[0].topology == ANYWHERE]
+        anywhere = [
+            uid
+            for uid in losses
+            if self.world.jobs[uid].gang.roles[0].topology == ANYWHERE and not self._names_devices(uid)
+        ]
         for uid in self.world._irreparable.intersection(anywhere) if len(losses) == 1 else ():
             at = numbered(self.world.attempts[uid].placements)
             lost = [
@@ -72,6 +76,10 @@ class Watched(Clockwork):
         for queue, cells in self.taken:
             own = self.world.queues[queue].nominal
             assert any(self.used[queue][cell] > own.get(cell, 0) for cell in cells), f"{queue} uses only what it owns"
+
+    def _names_devices(self, uid: str) -> bool:
+        """Tell whether claims name a gang's devices; then it is not repaired."""
+        return any(is_device(name) for p in self.world.attempts[uid].placements for name, _ in p.requests)
 
     def _assert_what_is_known_is_true(self) -> None:
         """What a cycle takes over from the one before is what it would find out by itself."""

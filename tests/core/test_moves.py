@@ -25,10 +25,15 @@ from tests.core.test_defrag import NOW, draw
 from tests.support.builders import gang, role, snapshot
 
 
-def clockwork(*events: dict[str, Any], jobs: list[dict[str, Any]] | None = None, grace: float = 30) -> Clockwork:
+def clockwork(
+    *events: dict[str, Any],
+    jobs: list[dict[str, Any]] | None = None,
+    grace: float = 30,
+    moves: dict[str, Any] = {},  # noqa: B006
+) -> Clockwork:
     """Two nodes of 8, half of each in use: `stays` is on the one, `moves` on the other. `whole` waits for a node."""
     small: list[dict[str, Any]] = [{"name": n, "saves": 0} for n in ("stays", "gone-0", "moves", "gone-1")]
-    small[2] |= {"checkpoints": 1, "grace": grace}
+    small[2] |= {"checkpoints": 1, "grace": grace, **moves}
     given = [
         *({"gpus": 4, **one} for one in small), {"name": "whole", "gpus": 8, "at": 10}, {"name": "waits", "hold": True},
     ]  # fmt: skip
@@ -85,8 +90,16 @@ def test_room_is_kept_for_whoever_moves_only_for_a_time() -> None:
     clock = clockwork({"at": 20, "defrag": "whole"}, jobs=THIEVES[:1], grace=2 * KEPT_SECONDS)
     result = clock.run()
     assert told(result, PREEMPTED) == [(20, "moves", "Moved")]
-    assert {e.job: e.at for e in result.of("Running")}["thief"] == 20 + KEPT_SECONDS
+    assert {e.job: e.at for e in result.of("Running")}["thief"] == 20 + 120 + KEPT_SECONDS
     assert clock.states()["moves"].phase == "Pending"
+
+
+def test_room_is_kept_for_as_long_as_whoever_moves_may_save_its_work() -> None:
+    saves = {"saves": None, "saveGrace": 2 * int(KEPT_SECONDS)}
+    clock = clockwork({"at": 20, "defrag": "whole"}, jobs=THIEVES[:1], moves=saves)
+    running = {e.job: e.at for e in clock.run().of("Running")}
+    assert (running["whole"], running["moves"]) == (20 + 2 * KEPT_SECONDS + 30, 20 + 2 * KEPT_SECONDS + 30)
+    assert "thief" not in running
 
 
 def test_no_room_is_kept_for_whoever_does_not_want_it_any_more() -> None:

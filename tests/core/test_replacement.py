@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from queuectl.control import turn
 from queuectl.core.cycle import plan
 from queuectl.core.elastic import numbered
 from queuectl.core.preemption import Running
@@ -16,6 +17,7 @@ from queuectl.model.objects import ANYWHERE, Flavor, Gang, Level, Node, Topology
 from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.policy import Preemption, Within
 from queuectl.model.reasons import Reason, why
+from queuectl.simulate.clockwork import Clockwork
 from queuectl.simulate.cluster import _key
 from queuectl.simulate.form import read
 from tests.core.test_invariants import Watched
@@ -148,6 +150,16 @@ def test_it_leaves_all_nodes_that_take_no_new_pods_if_there_is_room_for_these_to
     )
 
 
+def test_nobody_leaves_a_node_that_still_works_before_all_who_have_lost_pods_have_a_place() -> None:
+    first = broken(runs("a", {"a0": 1, "a1": 1, "a2": 1}), 0, closed="a0 a1")
+    second = broken(runs("b", {"b0": 1, "b1": 1}), 0, closed="b0")
+    nodes = [server("a1", unschedulable=True), server("a2", unschedulable=True), server("b1", unschedulable=True)]
+    decided = plan(view([*nodes, server("c0")], [first, second]), NOW)
+    assert {uid: homes(repair) for uid, repair in decided.repairs.items()} == {"a": {0: "c0"}, "b": {0: "c0"}}
+    decided = plan(view([*nodes, server("c0"), server("c1")], [first, second]), NOW)
+    assert {uid: set(homes(repair)) for uid, repair in decided.repairs.items()} == {"a": {0, 1}, "b": {0}}
+
+
 def test_neighbouring_indexes_stay_together_and_those_in_the_middle_find_their_numbers_again() -> None:
     nodes = [server(name) for name in ("a1", "a3", "a4")]
     gone = broken(runs("g", {"a0": 2, "a1": 2, "a2": 2}), 0, 1, 4, 5)
@@ -258,3 +270,19 @@ def test_any_history_of_lost_nodes_keeps_gangs_whole_and_in_their_racks(data: di
             if attempt.state is AttemptState.RUNNING and (pod := pods.get(key)):
                 assert pod.node == p.node, "pods are where their room is"
         assert attempt.state is not AttemptState.REPAIRING, "what is replaced comes, or all goes"
+
+
+def test_a_job_may_be_gone_before_its_lost_pods_are_looked_at() -> None:
+    job = {"name": "j", "queue": "q", "pods": 2, "gpus": 1, "replaceLostPods": True}
+    quotas = [{"flavor": "default", "resource": GPU, "nominal": 2}]
+    nodes, queues = [{"name": "n", "gpus": 4}], [{"name": "q", "quotas": quotas}]
+    clock = Clockwork(read({"nodes": nodes, "queues": queues, "jobs": [job], "until": 1}))
+    clock.run()
+    clock.cluster._remove_pod(next(iter(clock.cluster._pods)))
+    moves, _ = turn.due(clock.world, {}, clock.now)
+    assert (moves, set(clock.world.losses)) == ([], {"j"})
+    clock.world.on_job(clock.cluster.jobs.pop("j"), None)
+    clock._cycle()
+    clock.settle()
+    assert clock.result.faults == []
+    assert clock.world.attempts == {}

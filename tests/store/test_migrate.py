@@ -44,6 +44,16 @@ INSERT INTO reservation (workload_uid, attempt, role, flavor, node, pods, first,
 VALUES ('g', 1, 'w', 'f', 'n1', 2, 0, '[]'), ('g', 1, 'w', 'f', 'n2', 2, 3, '[]')
 """
 
+# It has grown and was asked to save its work, which is on record for a day.
+HAS_GROWN = """
+INSERT INTO workload (uid, namespace, name, queue, priority, submitted_at, seq, state, attempt)
+VALUES ('g', 'ns', 'g', 'q', 0, now(), 1, 'Active', 1);
+INSERT INTO attempt (workload_uid, number, state, generation, plan_id, epoch, queue, charged, quota, admitted_at)
+VALUES ('g', 1, 'Running', 1, gen_random_uuid(), 1, 'q', '{q}', '[]', now());
+INSERT INTO step (workload_uid, attempt, step, created_at, epoch, done_at)
+SELECT 'g', 1, step, now(), 1, now() FROM unnest('{Create,Grow,Ask}'::text[]) AS step
+"""
+
 
 def engine_of(url: str) -> Engine:
     return create_engine(parse_url(url))
@@ -104,6 +114,19 @@ def test_pods_by_which_an_attempt_grew_are_named_from_then_on_and_counted_before
                 go(config, revision)
                 connection.commit()
                 assert connection.scalar(text("SELECT coming FROM attempt")) == coming
+        engine.dispose()
+
+
+def test_what_has_been_done_is_in_nobodys_way_down(postgres: Databases) -> None:
+    with postgres.empty() as url:
+        engine = engine_of(url)
+        with engine.connect() as connection:
+            config = migrate._config(connection)
+            command.upgrade(config, "head")
+            connection.execute(text(HAS_GROWN))
+            connection.commit()
+            command.downgrade(config, "0009")
+            assert connection.scalars(text("SELECT step FROM step")).all() == ["Create"]
         engine.dispose()
 
 
