@@ -97,7 +97,9 @@ def free_port() -> int:
         return port
 
 
-async def train(stage: Stage, training: Training, *options: str, pods: int = 1, **checkpoint: Any) -> None:
+async def train(
+    stage: Stage, training: Training, *options: str, pods: int = 1, restarts: str = "Never", **checkpoint: Any
+) -> None:
     """Submit it as the job `low`, with as many GPUs as pods, and wait until it has taken some steps."""
     port = free_port()
     if checkpoint["signal"] == "HTTP":
@@ -119,6 +121,7 @@ async def train(stage: Stage, training: Training, *options: str, pods: int = 1, 
         "serviceAccountName": "default",
         "volumes": [{"name": "home", "hostPath": {"path": str(training.home)}}],
         "terminationGracePeriodSeconds": 10,
+        "restartPolicy": restarts,
     }
     job = stage.job("low", pods, 1, pod=pod, checkpoint={"path": f"{HOME}/checkpoints"} | checkpoint)
     container = job["spec"]["roles"][0]["template"]["spec"]["containers"][0]
@@ -157,20 +160,19 @@ def repeated(training: Training, attempt: int = 2) -> int:
     return last + 1 - min(step for number, step, _ in training.steps() if number == attempt)
 
 
-async def interruption(stage: Stage) -> dict[str, Any]:
-    """Return what the ledger says of the one interruption of `low`."""
+async def interruptions(stage: Stage) -> list[dict[str, Any]]:
+    """Return what the ledger says of the interruptions of `low`."""
     query = """
         SELECT i.*, a.running_at, a.asked_at FROM interruption i JOIN workload w ON w.uid = i.workload_uid
         JOIN attempt a ON a.workload_uid = i.workload_uid AND a.number = i.attempt
         WHERE w.namespace = :namespace AND w.name = 'low'
     """
-    [one] = await ledger.rows(stage, query, namespace=stage.namespace)
-    return one
+    return await ledger.rows(stage, query, namespace=stage.namespace)
 
 
 async def is_told(stage: Stage, low: Object, training: Training, gpus: int = 1) -> dict[str, Any]:
     """See that ledger and status say of an interruption what the training's own files do; return what the ledger says."""
-    one, newest = await interruption(stage), training.newest()
+    [one], newest = await interruptions(stage), training.newest()
     assert newest is not None
     assert one["saved_step"] == newest.step
     assert abs(one["saved_at"].timestamp() - newest.at) < 0.001
@@ -285,6 +287,11 @@ async def test_on_a_full_volume_nothing_is_saved_and_nothing_lost_that_was(
     training.is_as_undisturbed(undisturbed)
 
 
+def kill(agent: Agent) -> None:
+    [process] = [each for each in agent.processes() if str(SCRIPT) in each.cmdline()]
+    process.kill()
+
+
 @pytest.mark.parametrize("how", ["its process is killed", "its pod is removed by force"])
 async def test_who_is_not_asked_loses_an_interval_at_most(
     stage: Stage, agent: Agent, training: Training, undisturbed: Training, how: str
@@ -293,8 +300,7 @@ async def test_who_is_not_asked_loses_an_interval_at_most(
     saved = await stage.until_job("low", lambda s: "lastCheckpoint" in s, "has saved")
     [pod] = await stage.pods("low")
     if how == "its process is killed":
-        [process] = [each for each in agent.processes() if str(SCRIPT) in each.cmdline()]
-        process.kill()
+        kill(agent)
     else:
         await stage.delete_pod(pod["metadata"]["name"], at_once=True)
 
@@ -308,11 +314,32 @@ async def test_who_is_not_asked_loses_an_interval_at_most(
     assert low["status"]["lastCheckpoint"]["step"] > saved["status"]["lastCheckpoint"]["step"]
     assert 0 <= repeated(training) <= EVERY
     went_on_from = min(step for attempt, step, _ in training.steps() if attempt == 2) - 1
-    one = await interruption(stage)
+    [one] = await interruptions(stage)
     assert low["status"].get("lostSeconds", 0) == one["gpu_seconds"]
     if how == "its process is killed":
         assert (one["cause"], one["saved_step"], low["status"]["failures"]) == ("PodFailed", went_on_from, 1)
     else:  # it may have saved once more, on SIGTERM, when nobody heard it any more
         assert (one["cause"], low["status"]["failures"]) == ("PodLost", 0)
         assert one["saved_step"] <= went_on_from
+    training.is_as_undisturbed(undisturbed)
+
+
+async def test_a_process_that_its_pod_starts_anew_goes_on_in_the_same_attempt(
+    stage: Stage, agent: Agent, training: Training, undisturbed: Training
+) -> None:
+    await train(stage, training, restarts="OnFailure", signal="SigTerm")
+    kill(agent)
+    await stage.until_job("low", lambda s: s.get("lastCheckpoint"), "has told what it saved, by its last words")
+
+    async def anew() -> bool:
+        [pod] = await stage.pods("low")
+        [container] = pod["status"]["containerStatuses"]
+        return container["restartCount"] == 1 and "running" in container["state"]
+
+    await eventually(anew, "it runs again")
+    low = await go_on(stage, training)
+    assert (low["status"]["phase"], low["status"]["attempt"], low["status"]["failures"]) == ("Succeeded", 1, 0)
+    assert await interruptions(stage) == []
+    steps = [step for _, step, _ in training.steps()]
+    assert len(steps) - STEPS <= EVERY
     training.is_as_undisturbed(undisturbed)
