@@ -234,7 +234,17 @@ async def kubelet(stage: Stage, control_plane: Running, folder: Path) -> AsyncIt
             f"--server-address=127.0.0.1:{port}", f"--config={config}",
             *(f"--config={stage}" for stage in STAGES.glob("*.yaml")), stdout=log, stderr=log,
         )  # fmt: skip
+
+    async def listens() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
     try:
+        await eventually(listens, "kwok takes commands")
         for node in await stage.nodes(1):
             body = {"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}}
             await stage.client.request("PATCH", f"/api/v1/nodes/{node}/status", body=body, content_type=STRATEGIC_PATCH)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -18,13 +19,14 @@ from queuectl.local.agent.command import mounts_work
 from queuectl.local.controlplane import Running
 from queuectl.local.prepare import nodes_are_ready
 from tests.support import ledger
+from tests.support.commands import Commands
 from tests.support.eventually import eventually
 from tests.support.real import Agent
 from tests.support.stage import STAGE_LABEL, Object, Stage
 from tests.trainer.training import SCRIPT, STEPS, Training
 
 EVERY = 20
-PAUSE = 0.1  # seconds that a step takes longer, until the training may be fast
+PAUSE = 0.15  # seconds that a step takes longer, until the training may be fast
 HOME = "/training"  # of the training, as its containers see it
 ADDRESS = {"name": "QUEUECTL_CHECKPOINT_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
@@ -342,4 +344,19 @@ async def test_a_process_that_its_pod_starts_anew_goes_on_in_the_same_attempt(
     assert await interruptions(stage) == []
     steps = [step for _, step, _ in training.steps()]
     assert len(steps) - STEPS <= EVERY
+    training.is_as_undisturbed(undisturbed)
+
+
+async def test_a_training_saves_for_its_user_and_runs_on(
+    stage: Stage, control_plane: Running, training: Training, undisturbed: Training
+) -> None:
+    await train(stage, training, signal="HTTP")
+    out = (await Commands(control_plane.kubeconfig, stage.namespace)("checkpoint", "low", "--wait")).out
+    saved = re.search(rf"low saved at \S+ step (\d+) path {HOME}/checkpoints/(\S+)", out)
+    assert saved, out
+    assert (training.checkpoints / saved[2]).is_dir()
+    assert int(saved[1]) >= EVERY
+    low = await go_on(stage, training)
+    assert (low["status"]["phase"], low["status"]["attempt"]) == ("Succeeded", 1)
+    assert await interruptions(stage) == []
     training.is_as_undisturbed(undisturbed)
