@@ -19,11 +19,12 @@ from queuectl.control.effects import Executor
 from queuectl.control.report import Reporter
 from queuectl.control.world import World
 from queuectl.core.backlog import Waits
+from queuectl.core.checkpoint import last_words
 from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import LEAVING, Attempt, AttemptState, Leave, Move, Shrink, WorkloadState
 from queuectl.model.objects import MoveRequest, Pod
 from queuectl.model.plan import Preempt
-from queuectl.model.reasons import Why
+from queuectl.model.reasons import Reason, Why
 from queuectl.store.ledger import Ledger
 
 PACE_SECONDS = 0.05  # between two rounds at least, so that one transaction takes the moves of many gangs
@@ -158,8 +159,13 @@ class Engine:
         )  # fmt: skip
         if move.interruption is not None:
             metrics.LOST.labels(move.interruption.cause).inc(move.interruption.lost.gpu_seconds)
+        job, came = self._world.jobs.get(move.uid), None
+        if move.to is AttemptState.ENDED and job is not None:
+            came = last_words(attempt, job, self._world.reports(attempt), now)
         self._world.moved(move, now)
         self._reporter.moved(move, told)
+        if came is not None:
+            self._reporter.event(move.uid, came, warning=came.reason is not Reason.CHECKPOINTED)
         self.executor.offer(move.uid)
         self.wake()  # a move may make the next one due
 

@@ -42,6 +42,19 @@ def answered(attempt: Attempt, job: Job, pods: Mapping[PodKey, Pod], reports: Re
     ]
 
 
+def last_words(attempt: Attempt, job: Job, reports: Reports, now: float) -> Why | None:
+    """Return what has come of asking pods by deleting them, once they are gone.
+
+    None if they were not asked so, or none has ever reported anything: then nothing is known.
+    """
+    ask, pods = attempt.end.ask if attempt.end else None, asked(attempt, job)
+    if ask is None or ask.pods or not pods or not reports:
+        return None
+    latest = [reports[key].saved if key in reports else None for key in pods]
+    done = sum(one is not None and one.at >= ask.at for one in latest)
+    return replace(ask, until=min(now, ask.until), pods=len(pods), answered=done).outcome
+
+
 def saved(attempt: Attempt, job: Job, reports: Reports, now: float) -> Checkpoint | None:
     """Return the last checkpoint of which each pod that saves has its part: the oldest of their latest ones.
 

@@ -40,7 +40,10 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave control plane and controller running.")] = False,
     end: Annotated[bool, typer.Option("--end", help="End what an earlier run with --keep left running.")] = False,
 ) -> None:
-    """Run 60 jobs of a real trace on 16 simulated 8-GPU nodes and say whether any gang was ever partial."""
+    """Run 60 jobs of a real trace on 16 simulated 8-GPU nodes and say whether any gang was ever partial.
+
+    Then two trainings as processes of this machine: one is preempted, and both have to end alike.
+    """
     try:
         from queuectl.demo.stand import Stand, default_state  # noqa: PLC0415 - needs the extra
         from queuectl.local.errors import LocalError  # noqa: PLC0415
@@ -75,7 +78,7 @@ def demo(
 
 
 def _run(stand: "Stand", interrupt: "_Interrupt", speed: float, state: Path | None, *, keep: bool) -> int:
-    from queuectl.demo import act, script  # noqa: PLC0415
+    from queuectl.demo import act, script, training  # noqa: PLC0415
     from queuectl.demo.window import shipped  # noqa: PLC0415
     from queuectl.local.build import binaries  # noqa: PLC0415
 
@@ -86,16 +89,17 @@ def _run(stand: "Stand", interrupt: "_Interrupt", speed: float, state: Path | No
         console.print(line)
     begun = time.monotonic()
     result: act.Result | None = None
+    trained: training.Result | None = None
     interrupted = False
     try:
         with _phase(console, "programs of the control plane found or built"):
             binaries()
         with (
             interrupt.held_back(),
-            _phase(console, "etcd, kube-apiserver, kube-scheduler, controller manager, kwok up"),
+            _phase(console, "etcd, kube-apiserver, kube-scheduler, controller manager, kwok, node agent up"),
         ):
             stand.end()  # what a killed demo may have left
-            stand.start_control_plane()
+            nodes = stand.start_control_plane(real_nodes=training.NODES)
         with _phase(console, f"queuectl's kinds and policies, {script.NODES} nodes, {len(quotas)} queues there"):
             interrupt.run(act.furnish(stand.kubeconfig, quotas))
         with _phase(console, "controller up, with a Postgres of its own"):
@@ -104,6 +108,9 @@ def _run(stand: "Stand", interrupt: "_Interrupt", speed: float, state: Path | No
             interrupt.run(act.queues_are_served(stand.kubeconfig))
         console.print(f"setup  done after {time.monotonic() - begun:.1f} s\n")
         result = interrupt.run(act.play(stand.kubeconfig, cues, quotas, console, stand.check))
+        console.print("training     two like trainings run as processes of this machine, and one has to give way ...")
+        trained = interrupt.run(training.play(stand.kubeconfig, stand.trainings, nodes, stand.check))
+        console.print(str(trained))
         if keep:
             stand.keep()
             for line in _how_to_use(stand.kubeconfig, state):
@@ -112,16 +119,16 @@ def _run(stand: "Stand", interrupt: "_Interrupt", speed: float, state: Path | No
         interrupted = True
         console.print("interrupted: everything is being ended")
     finally:
-        if not (keep and result):
+        if not (keep and trained):
             interrupt.hold()
-            in_order = interrupted or (result is not None and result.good)
+            in_order = interrupted or (result is not None and result.good and trained is not None and trained.good)
             stand.end(delete=in_order)
             if not in_order:
                 console.print(f"The logs stay in {stand.state} until the next run.")
-    if result is None:
+    if result is None or trained is None:
         return INTERRUPTED
     console.print(str(result))
-    return 0 if result.good else FAILED
+    return 0 if result.good and trained.good else FAILED
 
 
 def _introduction(window: Sequence["TraceJob"], quotas: Mapping[str, int], speed: float) -> Iterator[str]:

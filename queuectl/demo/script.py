@@ -12,6 +12,7 @@ FLAVOR = "simulated"
 NAMESPACE = "default"
 NODES = 16
 GPUS_PER_NODE = 8
+MODEL = "NVIDIA-H100-80GB-HBM3"
 COMPRESSION = 240  # seconds of the trace in one of the demo
 SHORTEST_RUN = 2.0
 LONGEST_RUN = 12.0  # seconds; else one job of the window would run for six minutes
@@ -57,7 +58,7 @@ def quotas(window: Sequence[TraceJob]) -> dict[str, int]:
 
 def admin_objects(quota: Mapping[str, int]) -> list[Manifest]:
     """Return the flavor and the queues; in these, nobody passes a big gang that waits."""
-    flavor = _object("ResourceFlavor", FLAVOR, {})
+    flavor = _object("ResourceFlavor", FLAVOR, {"nodeLabels": {"nvidia.com/gpu.product": MODEL}})
     return [
         flavor,
         *(

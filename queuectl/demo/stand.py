@@ -1,4 +1,4 @@
-"""What the demo starts and ends: a control plane and a controller with its embedded Postgres, in one folder.
+"""What the demo starts and ends: a control plane with a node agent, and a controller with its embedded Postgres, in one folder.
 
 Everything that runs is recorded in the folder as soon as it runs, so that a later call ends what a killed demo left.
 """
@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +50,11 @@ class Stand:
         return controlplane.kubeconfig(self._control_plane)
 
     @property
+    def trainings(self) -> Path:
+        """Where trainings have their files."""
+        return self.state / "trainings"
+
+    @property
     def log(self) -> Path:
         """What the controller says."""
         return self.state / "controller.log"
@@ -75,9 +81,9 @@ class Stand:
         record = self._read()
         return bool(record.get("kept")) and self._recalled() is not None
 
-    def start_control_plane(self) -> None:
-        """Start a fresh control plane. Raises LocalError."""
-        controlplane.up(self._control_plane)
+    def start_control_plane(self, *, real_nodes: int) -> Sequence[str]:
+        """Start a fresh control plane with so many nodes that run processes; return their names. Raises LocalError."""
+        return controlplane.up(self._control_plane, real_nodes=real_nodes).real_nodes
 
     def start_controller(self) -> None:
         """Start a controller and wait until it is ready. Raises LocalError with the end of its log."""

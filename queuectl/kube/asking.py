@@ -16,6 +16,7 @@ from queuectl.model.objects import Pod
 CONNECT_SECONDS = 5.0
 LOOK_SECONDS = 2.0  # between two looks at a file
 STAT_SECONDS = 30.0  # for one of them
+SAID_BYTES = 200  # of an answer that is none
 
 
 class UnansweredError(Exception):
@@ -84,9 +85,10 @@ class Asking:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
             ) as response:
-                if response.status != 200:  # noqa: PLR2004
-                    raise UnansweredError(f"POST {url} gives {response.status}")
                 text = await response.content.read(reports.MAX_BYTES + 1)
+                if response.status != 200:  # noqa: PLR2004
+                    said = " ".join(text[:SAID_BYTES].decode(errors="replace").split())
+                    raise UnansweredError(f"POST {url} gives {response.status}{f': {said}' if said else ''}")
         except (aiohttp.ClientError, OSError) as error:
             raise UnansweredError(f"POST {url}: {error or type(error).__name__}") from error
         if saving.answer is not Answer.REPLY:

@@ -170,8 +170,9 @@ class _ContainerState(msgspec.Struct):
     terminated: _Terminated | None = None
 
 
-class _ContainerStatus(msgspec.Struct):
+class _ContainerStatus(msgspec.Struct, rename="camel"):
     state: _ContainerState = msgspec.field(default_factory=_ContainerState)
+    last_state: _ContainerState = msgspec.field(default_factory=_ContainerState)  # before it was started anew
 
 
 class _PodStatus(msgspec.Struct, rename="camel"):
@@ -227,7 +228,7 @@ def pod(raw: Bytes) -> Item[Pod]:
 
 def _report(pod: _Pod) -> tuple[Report | None, str]:
     """Return what a pod says that it has saved, or what is wrong with that: by annotation, and with its last words."""
-    ends = (c.state.terminated for c in pod.status.container_statuses)
+    ends = (state.terminated for c in pod.status.container_statuses for state in (c.last_state, c.state))
     texts = [line for end in ends if end for line in reports.lines(end.message)]
     if annotation := pod.metadata.annotations.get(REPORT):
         texts.insert(0, annotation)

@@ -19,7 +19,8 @@ def main() -> int:
     port = os.environ.get("QUEUECTL_CHECKPOINT_PORT", "")
     try:
         deadline = float(os.environ.get("QUEUECTL_ASK_DEADLINE") or now + _SECONDS)
-        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=max(deadline - now, 0.0) + 1.0)
+        host = os.environ.get("QUEUECTL_CHECKPOINT_ADDRESS") or "127.0.0.1"
+        connection = http.client.HTTPConnection(host, int(port), timeout=max(deadline - now, 0.0) + 1.0)
         ask = {"id": os.environ.get("QUEUECTL_ASK_ID") or f"exec-{now}", "deadline": deadline}
         connection.request("POST", "/", json.dumps(ask))
         answer = connection.getresponse()

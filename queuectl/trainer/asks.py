@@ -154,16 +154,20 @@ class Asks:
 
 
 class Server(ThreadingHTTPServer):
-    """Take asks by POST on `port` of all addresses; answer 200 with the report once it is saved, else say why not."""
+    """Take asks by POST; answer 200 with the report once it is saved, else say why not."""
 
     daemon_threads = True
-    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
-    def __init__(self, port: int, asks: Asks) -> None:
-        """Listen; 0 takes any port (`server_port` tells which). Raises OSError when it is taken."""
+    def __init__(self, host: str, port: int, asks: Asks) -> None:
+        """Listen at an address, if none is given at all; port 0 takes any (`server_port` tells which).
+
+        Raises OSError when it is taken.
+        """
         self.asks = asks
         self._free = threading.Semaphore(MOST_REQUESTS)
-        super().__init__(("", port), _Handler)
+        both = ":" in host or (not host and socket.has_dualstack_ipv6())
+        self.address_family = socket.AF_INET6 if both else socket.AF_INET
+        super().__init__((host, port), _Handler)
         threading.Thread(target=self.serve_forever, name="queuectl-asks", daemon=True).start()
 
     def close(self, seconds: float) -> None:
@@ -174,7 +178,7 @@ class Server(ThreadingHTTPServer):
             self._free.release(MOST_REQUESTS)
 
     def server_bind(self) -> None:
-        """Take IPv4, too."""
+        """At all addresses take IPv4, too."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()

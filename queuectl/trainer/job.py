@@ -72,13 +72,15 @@ class Job:
         self._saved_to_stop = False
         self._looked = self._saved_at = time.monotonic()
         self._failures, self._retry_at = 0, 0.0
+        self._tried_for: set[str] = set()  # the asks for which the last save, which failed, was made
         if rank == 0:
             folder.begin()
         ask_file = os.environ.get("QUEUECTL_ASK_FILE")
         self._asks = Asks(Path(ask_file) if ask_file else None)
         first_here = int(os.environ.get("LOCAL_RANK") or 0) == 0  # of the processes in this container: it talks for all
         self._reports = Reports(os.environ) if first_here else None
-        self._server = Server(port, self._asks) if port is not None and first_here else None
+        host = os.environ.get("QUEUECTL_CHECKPOINT_ADDRESS", "")
+        self._server = Server(host, port, self._asks) if port is not None and first_here else None
         self.port = self._server.server_port if self._server else None
         """Where asks are taken by HTTP, if they are."""
         self._stop_hearing = self._asks.hear_sigterm()
@@ -155,13 +157,14 @@ class Job:
         except BaseException as error:
             if self.rank == 0:
                 self.folder.discard(step)
+            self._tried_for = {ask.id for ask in self._asks.waiting()}
             self._asks.failed(error)
             if self._reports:
                 self._reports.not_saved(f"step {step}: {error!r}")
             self._retry_at = time.monotonic() + min(RETRY_SECONDS * 2**self._failures, MOST_RETRY_SECONDS)
             self._failures += 1
             raise
-        self._failures, self._retry_at = 0, 0.0
+        self._failures, self._retry_at, self._tried_for = 0, 0.0, set()
         self._report(_reported(self.folder.read(step)), asks, stopping=stopping)
         if self.rank == 0:
             self.folder.prune()
@@ -203,7 +206,7 @@ class Job:
     def _wish(self, step: int, now: float) -> int:
         if self._asks.told_to_stop and not self._saved_to_stop:
             return _STOP
-        if now < self._retry_at:
+        if now < self._retry_at and all(ask.id in self._tried_for for ask in self._asks.waiting()):
             return 0
         if self._asks or (self._every_seconds and now - self._saved_at >= self._every_seconds):
             return _SAVE

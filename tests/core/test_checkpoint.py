@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from queuectl.core.checkpoint import asked, interruption, leave, remind, saved
+from queuectl.core.checkpoint import asked, interruption, last_words, leave, remind, saved
 from queuectl.core.elastic import finished
 from queuectl.core.lifecycle import View, deadline, next_move
 from queuectl.model.checkpoint import Answer, Ask, Checkpoint, Report, Saving, Signal
@@ -177,6 +177,18 @@ def test_an_interruption_costs_the_work_since_the_last_checkpoint(
     assert next_move(view(attempt=over, pods={})) == Move(
         "g", 3, AttemptState.ENDED, interruption=replace(found, saved_step=None)
     )
+
+
+def test_what_came_of_asking_by_deletion_is_told_where_pods_report_at_all() -> None:
+    by_deletion = replace(JOB, saving=Saving(grace_seconds=60))
+    over = leaving(by_deletion)
+    both = {A: report(at=NOW + 1), B: report(at=NOW + 2)}
+    assert last_words(over, by_deletion, both, NOW + 3) == why(Reason.CHECKPOINTED, pods=2, seconds=3)
+    missed = why(Reason.CHECKPOINT_MISSED, answered=1, pods=2, seconds=60)
+    assert last_words(over, by_deletion, {**both, B: report(at=NOW - 1)}, NOW + 61) == missed
+    assert last_words(over, by_deletion, {A: report(at=NOW + 1)}, NOW + 61) == missed
+    assert last_words(over, by_deletion, {}, NOW + 61) is None, "it may save and not say so"
+    assert last_words(leaving(), JOB, both, NOW + 3) is None, "it was told when they answered"
 
 
 def test_what_ends_for_good_or_never_ran_is_no_interruption() -> None:

@@ -101,7 +101,7 @@ def test_the_demo_runs_the_window_and_leaves_nothing(state: Path) -> None:
     try:
         demo.until("setup  done")
         started = demo.processes()
-        assert len(running(started)) == 7  # five components, the controller, its Postgres
+        assert len(running(started)) == 8  # five components, the node agent, the controller, its Postgres
         assert demo.wait() == 0, demo.output
         assert demo.last_line == "demo: 60 jobs finished, 0 partial gangs, 0 over-bookings"
         assert "jobs ph-80475 to ph-80534" in demo.output
@@ -111,6 +111,12 @@ def test_the_demo_runs_the_window_and_leaves_nothing(state: Path) -> None:
         assert int(waited[1]) >= 10
         assert re.search(r"ph-805\d\d \(32 GPUs, vc14\) waits: Queue vc14 ", demo.output)
         assert "ph-80513 (64 GPUs, vc14) runs" in demo.output
+        gave_way = re.search(
+            r"after step (\d+) of \d+; saved was step (\d+)\n +lost: 0 steps, 0 GPU-seconds", demo.output
+        )
+        assert gave_way
+        assert gave_way[1] == gave_way[2]
+        assert "against those of undisturbed: equal to the last bit" in demo.output
         assert not running(started)
         assert not demo.processes()
         assert [path.name for path in state.iterdir()] == [".demo.lock"]
@@ -126,7 +132,7 @@ async def test_kept_on_a_terminal_it_goes_on_until_it_is_ended(state: Path) -> N
         for shown in ("GPUS USED OF QUOTA", "WAITS BECAUSE", "node-0016", "observer: 0 partial gangs"):
             assert shown in demo.output
         started = demo.processes()
-        assert len(running(started)) == 7
+        assert len(running(started)) == 8
         told = re.search(r"export KUBECONFIG=(\S+)", demo.output)
         assert told
         async with await KubeClient.open(told[1]) as client:
@@ -169,7 +175,7 @@ def test_what_a_killed_demo_left_is_ended_by_a_later_call(state: Path) -> None:
         started = demo.processes()
         demo.process.kill()
         demo.process.wait(10)
-        assert len(running(started)) == 7
+        assert len(running(started)) == 8
     finally:
         demo.clean()
     assert not running(started)

@@ -1,9 +1,14 @@
 """The checkpoint handshake on a real control plane: pods are asked, answer or don't, go, and are told where to go on."""
 
+import asyncio
 import json
+import os
+import re
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -11,6 +16,8 @@ from aiohttp import web
 from queuectl.cli.errors import Exit
 from queuectl.kube.client import MERGE_PATCH, STRATEGIC_PATCH
 from queuectl.kube.names import ASK, REPORT, pods_path
+from queuectl.local import build
+from queuectl.local.components import STAGES
 from queuectl.local.controlplane import Running
 from tests.support import ledger
 from tests.support.commands import Commands
@@ -210,6 +217,86 @@ async def have_address(stage: Stage, job: str) -> None:
         path = pods_path(stage.namespace, pod["metadata"]["name"]) + "/status"
         body = {"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}}
         await stage.client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+
+@asynccontextmanager
+async def kubelet(stage: Stage, control_plane: Running, folder: Path) -> AsyncIterator[None]:
+    """Have commands in pods of the stage's nodes run on this machine, by kwok, through the API server's exec."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = folder / "exec.yaml"
+    config.write_text(
+        "apiVersion: kwok.x-k8s.io/v1alpha1\nkind: ClusterExec\nmetadata: {name: here}\nspec: {execs: [{local: {}}]}\n"
+    )
+    with (folder / "kubelet.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            build.binaries()["kwok"], f"--kubeconfig={control_plane.kubeconfig}", "--manage-single-node=nobody",
+            f"--server-address=127.0.0.1:{port}", f"--config={config}",
+            *(f"--config={stage}" for stage in STAGES.glob("*.yaml")), stdout=log, stderr=log,
+        )  # fmt: skip
+
+    async def listens() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    try:
+        await eventually(listens, "kwok takes commands")
+        for node in await stage.nodes(1):
+            body = {"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}}
+            await stage.client.request("PATCH", f"/api/v1/nodes/{node}/status", body=body, content_type=STRATEGIC_PATCH)
+        yield
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def test_pods_are_asked_by_a_command(stage: Stage, control_plane: Running, tmp_path: Path) -> None:
+    script = tmp_path / "save"
+    script.write_text(
+        f'#!/bin/sh\necho "$QUEUECTL_ASK_ID" >> {tmp_path}/asked\ntest -e {tmp_path}/ready || exit 7\n'
+        'echo saving\necho "{\\"ask\\": \\"$QUEUECTL_ASK_ID\\", \\"step\\": 12, \\"at\\": $(date +%s), \\"path\\": \\"/c/12\\"}"\n'
+    )
+    script.chmod(0o755)
+    await stage.queue(8, preemption={"withinQueue": "LowerPriority"})
+    async with kubelet(stage, control_plane, tmp_path):
+        stage.controller().start()
+        rules = {"signal": "Exec", "exec": {"command": [str(script), "now"]}, "graceSeconds": 600}
+        await stage.submit("low", 1, 8, checkpoint=rules)
+        await stage.until_phase("low", "Running")
+        await stage.submit("high", 1, 8, priority=5)
+        # A kubelet tells the code; kwok only says so.
+        assert re.search("exit (code|status) 7", await stage.until_event("low", "AskFailed"))
+        (tmp_path / "ready").touch()
+        await stage.until_phase("high", "Running")
+    assert len(set((tmp_path / "asked").read_text().split())) == 1, "each time it is the same ask"
+    low = await stage.until_phase("low", "Pending")
+    assert low["status"]["lastCheckpoint"]["step"] == 12
+    [one] = await interruptions(stage, "low")
+    assert one["answered"] is True
+
+
+async def test_the_time_of_a_file_is_an_answer(stage: Stage, control_plane: Running, tmp_path: Path) -> None:
+    file = tmp_path / "latest"
+    file.touch()
+    os.utime(file, (1000, 1000))
+    await stage.queue(8, preemption={"withinQueue": "LowerPriority"})
+    async with kubelet(stage, control_plane, tmp_path):
+        stage.controller().start()
+        rules = {"signal": "Annotation", "answer": "File", "file": str(file), "graceSeconds": 600}
+        await stage.submit("low", 1, 8, checkpoint=rules)
+        await stage.until_phase("low", "Running")
+        await stage.submit("high", 1, 8, priority=5)
+        await asks(stage, "low")
+        await stage.until_phase("low", "Checkpointing")
+        file.touch()
+        await stage.until_phase("high", "Running")
+    [one] = await interruptions(stage, "low")
+    assert (one["answered"], one["saved_step"]) == (True, None)
 
 
 async def test_a_running_job_is_reminded_and_its_user_may_ask(stage: Stage, control_plane: Running) -> None:

@@ -85,6 +85,7 @@ async def test_defaults_are_filled_in(objects: Objects) -> None:
         "backoffLimit": 3,
         "hold": False,
         "preemptible": True,
+        "replaceLostPods": False,
     }
     assert spec["roles"][0]["mustSucceed"] is True
     assert spec["roles"][0]["template"]["spec"]["restartPolicy"] == "Never"
@@ -117,7 +118,7 @@ async def test_a_jobs_columns(objects: Objects) -> None:
     shown = await table(objects, path)
 
     assert shown["columns"] == ["Name", "Queue", "Priority", "Phase", "Pods", "Position", "Reason", "Age"]
-    assert shown["wide"] == ["Attempt", "Message"]
+    assert shown["wide"] == ["Attempt", "Checkpoint", "Message"]
     assert shown["cells"] | {"Name": "", "Age": ""} == {
         "Name": "",
         "Age": "",
@@ -128,6 +129,7 @@ async def test_a_jobs_columns(objects: Objects) -> None:
         "Position": 2,
         "Reason": "Running",
         "Attempt": 4,
+        "Checkpoint": None,
         "Message": "So.",
     }
 

@@ -152,13 +152,17 @@ def test_what_a_pod_reports_is_read_from_its_annotation_and_its_last_words() -> 
     later = 'bye\nqueuectl-checkpoint: {"ask": null, "step": 9, "at": 110}\n'
     assert decoded_pod(annotation=one, message=later).report == Report("3-1", Checkpoint(110.0, 9))
     assert decoded_pod(message="queuectl-checkpoint: {").report_problem
+    assert decoded_pod(annotation=one, before=later).report == Report("3-1", Checkpoint(110.0, 9)), (
+        "of a container started anew"
+    )
     assert decoded_pod(annotation=one, ours=False).report is None, "others' pods may use the name as they like"
 
 
-def decoded_pod(*, annotation: str = "", message: str = "", ours: bool = True) -> Pod:
+def decoded_pod(*, annotation: str = "", message: str = "", before: str = "", ours: bool = True) -> Pod:
     meta: Manifest = {"name": "p", "uid": "u", "annotations": {"queuectl.dev/checkpoint": annotation}}
     if ours:
         meta["labels"] = {"queuectl.dev/workload-uid": "w", "queuectl.dev/attempt": "3"}
-    ends = [{"state": {"terminated": {"exitCode": 0, "message": message}}}]
+    last, now = ({"terminated": {"exitCode": 0, "message": text}} if text else {} for text in (before, message))
+    ends = [{"lastState": last, "state": now}]
     pod = {"metadata": meta, "status": {"containerStatuses": ends}}
     return decode.pod(json.dumps(pod).encode()).value

@@ -30,6 +30,7 @@ Floats = npt.NDArray[np.float64]
 T = TypeVar("T")
 BATCH, HIDDEN, RATE, MOMENTUM, NOISE = 64, 32, 0.1, 0.9, 0.05
 CONNECT_SECONDS = 30.0
+LATE_SECONDS = 120.0  # at most
 
 
 def digits() -> tuple[Floats, npt.NDArray[np.int64]]:
@@ -159,28 +160,66 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each step takes longer")
+    parser.add_argument("--fast", type=Path, help="a file from whose appearance on no step takes longer")
     parser.add_argument("--result", type=Path)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--peers", type=int, default=0, help="the port at which rank 0 waits for the others")
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--die-saving", type=int, help="be killed while the checkpoint of this step is half written")
     parser.add_argument("--full-at", type=int, help="the disk is full when the checkpoint of this step is written")
+    parser.add_argument(
+        "--when-asked",
+        choices=("ignore", "be-late", "repeat", "die"),
+        help="what to do instead of answering: never save again, and ignore SIGTERM; save when SIGTERM comes, after the"
+        " deadline; save again and again; be killed while the checkpoint is half written",
+    )
     parser.add_argument("--patient", action="store_true", help="train on when a checkpoint can't be written")
     return parser.parse_args()
 
 
-def write(model: Model, folder: Path, step: int, given: argparse.Namespace) -> None:
+class Asked:
+    """What is done when somebody asks: as it should be, or what the command line says instead."""
+
+    def __init__(self, instead: str | None) -> None:
+        self.now = False
+        self._instead = instead
+        self._told_to_stop = False
+        signal.signal(signal.SIGTERM, lambda *_: self._hear())  # the trainer calls it, too
+
+    def should_save(self, job: trainer.Job, step: int) -> bool:
+        """Tell whether to save."""
+        if self._instead == "ignore" and (self._told_to_stop or job.deadline is not None):
+            return False
+        due = job.should_save(step) or (self.now and self._instead == "repeat")
+        self.now = self.now or (due and (job.stopping or job.deadline is not None))
+        late = time.monotonic() + LATE_SECONDS
+        while self.now and self._instead == "be-late" and not self._told_to_stop and time.monotonic() < late:
+            time.sleep(0.02)
+        return due
+
+    def _hear(self) -> None:
+        self._told_to_stop = True
+
+
+def pause(given: argparse.Namespace) -> None:
+    """Take longer, if it is still to be slow."""
+    if not (given.fast and given.fast.exists()):
+        time.sleep(given.pause)
+
+
+def write(model: Model, folder: Path, step: int, given: argparse.Namespace, *, asked: bool) -> None:
     """Write a checkpoint, or suffer what the command line has in store."""
     if step == given.full_at:
         (folder / "noise.json").symlink_to("/dev/full")
     model.save(folder)
-    if step == given.die_saving:
+    if step == given.die_saving or (asked and given.when_asked == "die"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(given: argparse.Namespace, peers: Peers, model: Model, rank: int, world_size: int) -> int:
     """Take all steps that are left; return the exit code."""
     pictures, labels = digits()
+    asked = Asked(given.when_asked)
     writes = rank == 0 or given.sharded
     job = trainer.start(
         given.directory,
@@ -202,15 +241,15 @@ def train(given: argparse.Namespace, peers: Peers, model: Model, rank: int, worl
         mine = slice(rank, None, world_size)
         *gradients, loss = peers.reduce(model.gradients(noisy[mine], labels[taken][mine]), summed)
         model.apply(gradients)
-        if given.log:
+        if given.log and rank == 0:
             with given.log.open("a") as log:
                 log.write(f"{job.folder.attempt} {step} {float(loss)!r}\n")
-        time.sleep(given.pause)
-        if job.should_save(step):
+        pause(given)
+        if asked.should_save(job, step):
             try:
                 with job.saving(step) as folder:
                     if writes:
-                        write(model, folder, step, given)
+                        write(model, folder, step, given, asked=asked.now)
             except OSError as error:
                 if not given.patient:
                     raise

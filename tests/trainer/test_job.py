@@ -197,10 +197,24 @@ def test_an_ask_is_not_lost_when_nothing_could_be_saved(
     with pytest.raises(OSError, match="No space left"):
         save_to_full_disk()
     assert not job.should_save(4)  # not at once
-    monkeypatch.setattr(job, "_retry_at", 0.0)
-    assert job.should_save(5)
-    save(job, 5)
+    (tmp_path / "ask").write_text('{"id": "1-2", "deadline": 1}')
+    assert job.should_save(5)  # another ask does not wait for what an earlier one has met with
+    with pytest.raises(OSError, match="No space left"):
+        save_to_full_disk()
     assert not job.should_save(6)
+    monkeypatch.setattr(job, "_retry_at", 0.0)
+    assert job.should_save(7)
+    save(job, 7)
+    assert not job.should_save(8)
+
+
+def test_asks_are_taken_at_one_address_only_where_pods_share_a_network(
+    start: Callable[..., trainer.Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUECTL_CHECKPOINT_ADDRESS", "127.0.0.2")
+    port = start(port=0).port
+    monkeypatch.setenv("QUEUECTL_CHECKPOINT_ADDRESS", "127.0.0.3")
+    assert start(port=port).port == port
 
 
 def test_asks_by_http_are_bounded_and_do_not_keep_others_out(

@@ -39,7 +39,7 @@ class Training:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         command = [sys.executable, SCRIPT, self.checkpoints, "--steps", STEPS, "--peers", port, "--pause", pause]
-        command += ["--result", self.home / "result.npz", *self.options, *options]
+        command += ["--result", self.home / "result.npz", "--log", self.home / "log", *self.options, *options]
         for rank in range(self.ranks):
             ours = {
                 "QUEUECTL_RANK": str(rank),
@@ -49,10 +49,9 @@ class Training:
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 "OPENBLAS_NUM_THREADS": "1",
             }
-            log = ["--log", self.home / "log"] if rank == 0 else []
             self.processes.append(
                 subprocess.Popen(
-                    [str(word) for word in [*command, *log]],
+                    [str(word) for word in command],
                     env={name: value for name, value in os.environ.items() if not name.startswith(OURS)}
                     | ours
                     | environment,
