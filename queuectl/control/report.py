@@ -28,7 +28,7 @@ from queuectl.model.reasons import Reason, Why, why
 
 WRITERS = 4
 DRIFT_SECONDS = 0.05  # between two writes of drifting statuses
-LOOKED_AT = 100  # statuses of waiting jobs in that time, whether they still say what is true
+LOOKED_AT = 100  # statuses in that time, whether they still say what is true
 QUEUE_SECONDS = 1.0  # between two looks at the queues
 EVENTS_KEPT = 1000  # waiting to be sent; older ones are dropped first
 CONFLICT_TRIES = 5
@@ -181,7 +181,14 @@ class Reporter:
         return self._changed() or self._outdated()
 
     def _changed(self) -> str | None:
-        return next((uid for uid in self._drifting if uid not in self._busy), None)
+        """Return one that was changed and whose status does not say so; after a restart most do already."""
+        for _ in range(LOOKED_AT):
+            uid = next((uid for uid in self._drifting if uid not in self._busy), None)
+            job = self._world.jobs.get(uid) if uid is not None else None
+            if uid is None or (job is not None and uid in self._world.workloads and not self._is_told(job)):
+                return uid
+            del self._drifting[uid]
+        return None
 
     def _outdated(self) -> str | None:
         """Return one that waits and whose status does not say what the plan does."""

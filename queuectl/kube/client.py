@@ -179,8 +179,9 @@ class KubeClient:
         params += [("container", container)] if container else []
         output, status = b"", b""
         try:
+            headers = await self._headers("*/*")  # a kubelet, which may see them, has no JSON to offer
             async with self._session.ws_connect(
-                self._host + path, params=params, headers=await self._headers(JSON), protocols=_EXEC_PROTOCOLS
+                self._host + path, params=params, headers=headers, protocols=_EXEC_PROTOCOLS
             ) as socket:
                 async for message in socket:
                     if message.type is not aiohttp.WSMsgType.BINARY or not message.data:

@@ -73,6 +73,7 @@ def command(name: str, program: Path, state: Path, settings: Settings) -> list[s
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",  # else it looks for a default route, which a machine may not have
             "--endpoint-reconciler-type=none",  # loopback is no valid endpoint, and nothing needs one
+            "--kubelet-preferred-address-types=InternalIP",  # no DNS knows the nodes' names
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             "--service-account-issuer=https://kubernetes.default.svc",

@@ -113,3 +113,14 @@ async def test_numbers_that_drift_are_told_one_at_a_step(waiting: int) -> None:
         one.planned(used=6)  # told instead of the one before, not after it
         assert len(await one.told(3 * waiting)) <= 2 * waiting
         assert all("owns 8 and uses 6" in one.shown(name)["message"] for name in one.names)
+
+
+async def test_who_has_changed_is_told_at_once_however_many_were_looked_at_that_have_not() -> None:
+    """As after a restart, when nothing that was told before counts as told."""
+    async with line(1000) as one:
+        for name in one.names:
+            one.reporter.changed(name)
+        last = one.names[-1]
+        one.world.workloads[last] = replace(one.world.workloads[last], failures=1)
+        one.reporter.changed(last)
+        assert await one.told(30) == [last]

@@ -28,7 +28,7 @@ PROJECT = [
     "least_lost", "least_lost_in_turn", "least_lost_peers", "lost_node", "lost_node_other_rack", "lost_node_replaced",
     "lost_node_spare", "namespaces", "never_fits", "partial", "partly_done", "partly_done_claim", "preempts_in_vain",
     "priority", "priority_order", "quota_cut_in_cohort", "quota_lowered", "racks", "reclaim", "restart",
-    "saves_and_succeeds", "saves_for_nobody", "saves_in_time", "saves_never",
+    "saves_and_succeeds", "saves_for_nobody", "saves_in_time",
     "waiting_is_enough",
 ]  # fmt: skip
 FILES = os.environ.get("SCENARIOS", "").split() or [str(FOLDER / f"{name}.yaml") for name in PROJECT]
