@@ -1,13 +1,13 @@
 """Attempts whose pods are asked to save their work, the last checkpoint of a job, and what interruptions cost.
 
-Revision: 0013, after 0011
+Revision: 0012, after 0011
 """
 
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "0013"
+revision = "0012"
 down_revision = "0011"
 branch_labels = None
 depends_on = None
