@@ -1,8 +1,8 @@
 """What people see: statuses of jobs and queues, and events. Writes are merged, bounded and never decide anything.
 
-Changes of a job's phase go out at once. What merely drifts (a shortage's numbers) is written slowly, so that writes do
-not grow with the backlog. A position far down the line is told to within a tenth: an admission that moves everybody up
-by one costs a few writes.
+Changes of a job's phase go out at once, and of why a running one is as it is. What merely drifts (a shortage's numbers)
+is written slowly, so that writes do not grow with the backlog. A position far down the line is told to within a tenth: an
+admission that moves everybody up by one costs a few writes.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from queuectl.core.tree import broken_queues
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.names import API_VERSION
 from queuectl.kube.writes import Writer
-from queuectl.model.lifecycle import AttemptState, Move, WorkloadState
+from queuectl.model.lifecycle import UP, AttemptState, Move, WorkloadState
 from queuectl.model.objects import Job, MoveRequest, Queue
 from queuectl.model.plan import Plan
 from queuectl.model.reasons import Reason, Why, why
@@ -65,12 +65,18 @@ class Reporter:
         self._busy: set[str] = set()
 
     def changed(self, uid: str) -> None:
-        """Write the job's status soon, at once if its phase is another than the one written."""
-        job, workload = self._world.jobs.get(uid), self._world.workloads.get(uid)
+        """Write the job's status soon, at once if its phase is another than written, or why it is in it while it runs."""
+        job, workload, attempt = (
+            self._world.jobs.get(uid),
+            self._world.workloads.get(uid),
+            self._world.attempts.get(uid),
+        )
         if job is None or workload is None:
             return
-        phase = status.phase(workload, self._world.attempts.get(uid))
-        if job.status.get("phase") != phase:
+        other = job.status.get("phase") != status.phase(workload, attempt)
+        if attempt is not None and attempt.state in UP:
+            other = other or job.status.get("reason") != status.reason(workload, attempt, None, ()).code
+        if other:
             self._drifting.pop(uid, None)
             self._urgent.setdefault(uid)
             self._wake.set()

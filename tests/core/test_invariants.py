@@ -46,6 +46,9 @@ Sums = Counter[tuple[str, str]]
 Cell = tuple[str, str]
 
 
+MOST_JOBS = 16  # of a history, and a few: what it takes to end grows with their square
+
+
 class Watched(Clockwork):
     """Looks at each decision when it is made."""
 
@@ -350,6 +353,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def job(self, number: int) -> str:
         return f"j{number % self.submitted}"
 
+    @precondition(lambda self: self.submitted < MOST_JOBS)
     @rule(job=jobs("j", ends=True))
     def submit(self, job: dict[str, Any]) -> None:
         job = {**job, "name": f"j{self.submitted}"} | ({"minPods": 1, "pods": job["pods"] + 1} if self.elastic else {})
@@ -357,12 +361,14 @@ class ClusterMachine(RuleBasedStateMachine):
         self.clock._submit(JobForm.model_validate(job), job["name"])
         self.clock.settle()
 
+    @precondition(lambda self: self.submitted < MOST_JOBS)
     @rule(batch=st.lists(jobs("j", ends=True), min_size=3, max_size=6), seconds=st.sampled_from([0, 1, 5]))
     def submit_more(self, batch: list[dict[str, Any]], seconds: int) -> None:
         for job in batch:
             self.submit(job)
             self.wait(seconds)
 
+    @precondition(lambda self: self.submitted < MOST_JOBS)
     @rule(batch=st.lists(jobs("j", ends=True), min_size=2, max_size=4))
     def submit_together(self, batch: list[dict[str, Any]]) -> None:
         for job in batch:
@@ -370,6 +376,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.submitted += 1
         self.clock.settle()
 
+    @precondition(lambda self: self.submitted < MOST_JOBS)
     @rule(queue=st.sampled_from(QUEUES), pods=st.integers(2, 6), wants=st.integers(1, 3), grace=st.sampled_from([0, 7]))
     def press(self, queue: str, pods: int, wants: int, grace: int) -> None:
         """Have an elastic gang in the way of a more important one."""
@@ -583,6 +590,7 @@ class NamedMachine(ClusterMachine):
             flavor |= {"devices": devices, "topology": {"insideNode": inside}}
         super().begin(cluster, elastic)
 
+    @precondition(lambda self: self.submitted < MOST_JOBS)
     @rule(job=jobs("j", ends=True))
     def submit(self, job: dict[str, Any]) -> None:
         asked = (None, {"required": "group"}, {"slices": {"level": "switch", "size": 1}})[self.submitted % 3]
@@ -618,10 +626,10 @@ def _domains(placement: Placement, gpus: int) -> set[int]:
 
 
 NamedMachine.TestCase.settings = settings(
-    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestAnyHistoryOfDevices = NamedMachine.TestCase
 ClusterMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestAnyHistory = ClusterMachine.TestCase
