@@ -66,13 +66,10 @@ class Reporter:
 
     def changed(self, uid: str) -> None:
         """Write the job's status soon, at once if its phase is another than written, or why it is in it while it runs."""
-        job, workload, attempt = (
-            self._world.jobs.get(uid),
-            self._world.workloads.get(uid),
-            self._world.attempts.get(uid),
-        )
+        job, workload = self._world.jobs.get(uid), self._world.workloads.get(uid)
         if job is None or workload is None:
             return
+        attempt = self._world.attempts.get(uid)
         other = job.status.get("phase") != status.phase(workload, attempt)
         if attempt is not None and attempt.state in UP:
             other = other or job.status.get("reason") != status.reason(workload, attempt, None, ()).code
@@ -190,8 +187,7 @@ class Reporter:
         """Return one that was changed and whose status does not say so; after a restart most do already."""
         for _ in range(LOOKED_AT):
             uid = next((uid for uid in self._drifting if uid not in self._busy), None)
-            job = self._world.jobs.get(uid) if uid is not None else None
-            if uid is None or (job is not None and uid in self._world.workloads and not self._is_told(job)):
+            if uid is None or self._is_stale(uid):
                 return uid
             del self._drifting[uid]
         return None
@@ -205,10 +201,8 @@ class Reporter:
                     return None
                 self._reviewed = self._world.plan
                 self._review = iter(self._world.waiting.uids())
-            elif uid not in self._busy and uid not in self._urgent:
-                job = self._world.jobs.get(uid)
-                if job is not None and uid in self._world.workloads and not self._is_told(job):
-                    return uid
+            elif uid not in self._busy and uid not in self._urgent and self._is_stale(uid):
+                return uid
         return None
 
     async def _try_write(self, uid: str) -> None:
@@ -247,8 +241,10 @@ class Reporter:
             self._world.keep_job(written)
         return written
 
-    def _is_told(self, job: Job) -> bool:
-        return status.says(job.status, self._wanted(job))
+    def _is_stale(self, uid: str) -> bool:
+        """Tell whether a job's status does not say what is true."""
+        job = self._world.jobs.get(uid)
+        return job is not None and uid in self._world.workloads and not status.says(job.status, self._wanted(job))
 
     def _wanted(self, job: Job) -> status.Status:
         uid = job.gang.uid

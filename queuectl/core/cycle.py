@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
-from queuectl.core.defrag import Relocation
+from queuectl.core.defrag import Relocation, keep
 from queuectl.core.flavors import Mode
 from queuectl.core.growth import growths
 from queuectl.core.limits import OVER_A_LIMIT, not_for, particular, stopped
-from queuectl.core.moves import MAX_MOVES, keep, proposal_for
+from queuectl.core.moves import MAX_MOVES, proposal_for
 from queuectl.core.nominate import Entry, be_patient, clock, entry_key, nominate, patient_until
 from queuectl.core.preemption import Field, Running, Victim, there
 from queuectl.core.replacement import repairs

@@ -9,14 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple
 from typing import Any
 
-from queuectl.core.defrag import Proposal, first_in_line, keep, lacks_nodes, make_room
+from queuectl.core.defrag import Proposal, first_in_line, lacks_nodes, make_room
 from queuectl.core.snapshot import MoveOrder, Moving, Snapshot
 from queuectl.model.objects import Gang
 from queuectl.model.plan import Eviction, Placement, Portion
 from queuectl.model.policy import Amounts
 from queuectl.model.reasons import Reason, Why, listed, why
-
-__all__ = ["KEPT_SECONDS", "MAX_MOVES", "keep", "kept_for", "moved", "proposal_for"]
 
 KEPT_SECONDS = 3600.0  # for a gang on its way; its pods may take long to stop
 MAX_MOVES = 20  # requests that are looked at in a cycle
