@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from queuectl.control.avoided import Avoided
 from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
 from queuectl.control.holdings import Holdings
@@ -107,6 +108,8 @@ class World:
         self.restated: set[str] = set()  # workloads whose status may have changed
         self.holdings = Holdings(self.fleet)
         self.devices = Devices(self.fleet)
+        self._nodes: dict[str, Node] = {}  # as they were read
+        self._avoided = Avoided()
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
@@ -140,8 +143,17 @@ class World:
         if old is not None and old == new:
             return  # a heartbeat
         name = (new or old).name  # type: ignore[union-attr]  # one of both is given
-        self.devices.on_node(name, new)
-        self._changed_nodes({name})
+        if new is None:
+            self._nodes.pop(name, None)
+        else:
+            self._nodes[name] = new
+        self._judge_node(name)
+
+    def avoid(self, source: str, nodes: Mapping[str, str]) -> None:
+        """Have nobody new go onto these nodes, each for its reason; what the source said before is over."""
+        for name in self._avoided.say(source, nodes):
+            if name in self._nodes:
+                self._judge_node(name)
 
     def on_slice(self, old: Slice | None, new: Slice | None) -> None:
         """Take in a changed ResourceSlice."""
@@ -832,6 +844,12 @@ class World:
         """Tell whether a pod of an active attempt is a lost one that has to go before another has its name."""
         attempt = self.attempts[pod.workload]
         return attempt.state is AttemptState.REPAIRING and (pod.role, pod.index) in attempt.coming
+
+    def _judge_node(self, name: str) -> None:
+        """Have a node as it was read last, with why it is avoided."""
+        node = self._nodes.get(name)
+        self.devices.on_node(name, node and replace(node, avoided=self._avoided.why(name)))
+        self._changed_nodes({name})
 
     def _hold_devices(self, attempt: Attempt) -> None:
         for node in self.devices.hold(attempt, ended=not self._active((attempt.uid, attempt.number))):

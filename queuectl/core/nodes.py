@@ -14,12 +14,14 @@ _INTEGER = re.compile("[+-]?[0-9]+")  # as Go parses it: no blanks, no underscor
 def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
     """Tell whether kube-scheduler would let such a pod onto the node, room aside, and the GPUs there are what it needs.
 
-    Flavor labels, node selector, required node affinity, where volumes can be reached, and taints. Stricter in one thing: a node that is cordoned
-    or not ready gets no gang, whatever the pods tolerate.
+    Flavor labels, node selector, required node affinity, where volumes can be reached, and taints.
+    Stricter in one thing: a node that is cordoned,
+    not ready or avoided gets no gang, whatever the pods tolerate.
     """
     return (
         node.ready
         and not node.unschedulable
+        and not node.avoided
         and all(node.labels.get(key) == value for key, value in flavor.node_labels)
         and all(node.labels.get(key) == value for key, value in constraints.selector)
         and (not constraints.terms or any(_term_matches(term, node) for term in constraints.terms))

@@ -262,6 +262,7 @@ class Node:
     ready: bool = True
     gpus: Gpus = NO_GPUS
     devices: tuple[Device, ...] = ()  # its allocatable has them, too: 1 of each, and all of what they count as
+    avoided: str = ""  # why nobody new goes there for now, for people; empty: it is not avoided
 
 
 @dataclass(frozen=True, slots=True)
