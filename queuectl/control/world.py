@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from queuectl.control.avoided import Avoided
+from queuectl.control.avoided import Avoidance, Avoided
 from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
 from queuectl.control.holdings import Holdings
@@ -149,7 +149,7 @@ class World:
             self._nodes[name] = new
         self._judge_node(name)
 
-    def avoid(self, source: str, nodes: Mapping[str, str]) -> None:
+    def avoid(self, source: str, nodes: Mapping[str, Avoidance]) -> None:
         """Have nobody new go onto these nodes, each for its reason; what the source said before is over."""
         for name in self._avoided.say(source, nodes):
             if name in self._nodes:
@@ -634,6 +634,7 @@ class World:
             back_off=self._back_off,
             irreparable=uid in self._irreparable,
             reports=self.reports(attempt),
+            leave=next((leave for p in attempt.held if (leave := self._avoided.leave(p.node))), None),
             allocated=bool(attempt.going) and self.devices.allocated(attempt),
         )
 

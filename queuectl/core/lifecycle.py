@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from queuectl.core.checkpoint import answered, asked, interruption
+from queuectl.core.checkpoint import answered, asked, interruption, leave
 from queuectl.core.elastic import finished, keys, last, numbered, spare
 from queuectl.model.checkpoint import Report
 from queuectl.model.lifecycle import UNDER_WAY, UP, Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
@@ -49,6 +49,7 @@ class View:
     allocated: bool = False  # whether claims of pods that it gives up still have devices
     irreparable: bool = False  # whether there is no place for the pods that it has lost
     reports: Mapping[PodKey, Report] = field(default_factory=dict)  # what its pods say that they have saved
+    leave: Why | None = None  # why it has to leave a node of its own; None: it has not
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,10 @@ def next_move(view: View) -> Move | None:
     end = None if attempt.state in {AttemptState.ENDING, AttemptState.ENDED} else _end(view, job)
     if end is None and job is not None and (move := _growth_failed(view, job)):
         return move
-    to = _onwards(view) if end is None else AttemptState.ENDING
+    if end is not None:
+        to: AttemptState | None = end.first if attempt.state is AttemptState.RUNNING else AttemptState.ENDING
+    else:
+        to = _onwards(view)
     if to is AttemptState.ENDED:
         lost = interruption(attempt, view.workload.saved.step if view.workload.saved else None)
         return Move(attempt.uid, attempt.number, to, interruption=lost)
@@ -147,6 +151,7 @@ def _end(view: View, job: Job | None) -> End | None:
         or _overran(view, job)
         or _pod_fault(view, job)
         or _place_lost(view)
+        or _told_to_leave(view, job)
         or _promise_lost(view)
         or _late(view, job)
     )
@@ -365,6 +370,10 @@ def _growth_problem(view: View, job: Job) -> str | None:
     if attempt.growing_at is not None and view.now >= attempt.growing_at + job.start_deadline_seconds:
         return f"they were not {'gone' if repairing else 'ready'} within {job.start_deadline_seconds} s"
     return None
+
+
+def _told_to_leave(view: View, job: Job) -> End | None:
+    return leave(view.attempt, job, view.leave, view.now) if view.leave else None
 
 
 def _promise_lost(view: View) -> End | None:

@@ -23,7 +23,7 @@ from enum import StrEnum
 
 from queuectl.model.checkpoint import Ask, Checkpoint, Interruption
 from queuectl.model.plan import Placement, PodKey, Portion, Repair
-from queuectl.model.reasons import FOR_OTHERS, Reason, Why, why
+from queuectl.model.reasons import FOR_OTHERS, LEAVES_NODE, Reason, Why, why
 
 
 class WorkloadState(StrEnum):
@@ -113,7 +113,7 @@ class End:
     @property
     def disrupts(self) -> bool:
         """Tell whether it comes to the gang from outside, by decision, and not by anything that the gang did."""
-        return self.why.reason in FOR_OTHERS | {Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
+        return self.why.reason in FOR_OTHERS | LEAVES_NODE | {Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,8 @@ class Reason(Enum):
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."
     PROMISE_LOST = "The quota out of which room was promised to it has become less, and no longer holds it."
     NODE_LOST = "Node {node} is gone."
+    NODE_FAULTY = "It leaves node {node}, which is at fault: {problem}."
+    NODE_MAINTENANCE = "It leaves node {node} for maintenance: {problem}."
     REPAIR_FAILED = "The lost pods could not be replaced: {problem}."
     POD_LOST = "Pod {pod} was removed by others."
     POD_FAILED = "Pod {pod} failed with exit code {code}."
@@ -181,6 +183,8 @@ CAUSES = {
     Cause.FAIR_SHARE: "its queue has had the smaller share",
 }
 FOR_OTHERS = frozenset({Reason.PREEMPTED, Reason.MOVED})  # ends for somebody else's sake
+
+LEAVES_NODE = frozenset({Reason.NODE_FAULTY, Reason.NODE_MAINTENANCE})  # ends for the sake of a node
 
 BY_CODE = {reason.code: reason for reason in Reason}
 _HOLES = {reason: {name for _, name, _, _ in Formatter().parse(reason.value) if name} for reason in Reason}

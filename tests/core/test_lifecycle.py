@@ -8,6 +8,7 @@ import pytest
 
 from queuectl.core.elastic import finished, last, pods_of
 from queuectl.core.lifecycle import BackOff, Loss, View, deadline, holding, loss, next_move, not_grown, ready, refused
+from queuectl.model.checkpoint import Answer, Ask, Saving, Signal
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import Placement, PodKey, Repair
@@ -560,3 +561,38 @@ def test_an_elastic_gang_runs_on_without_replacements_of_its_last_pods() -> None
         case = Case(GROWING, UP, job=elastic, replaced=frozenset({("worker", index)}))
         assert not_grown(case.view, "no").to is to
     assert loss(Case(RUNNING, UP, job=elastic, places={"n1": Place.GONE}).view) == Loss(FIRST, GONE_END.why)
+
+
+FAULTY = why(Reason.NODE_FAULTY, node="n1", problem="GPU 3 has fallen off the bus")
+SAVES = replace(JOB, saving=Saving(Signal.HTTP, Answer.REPLY, grace_seconds=60))
+
+
+@pytest.mark.parametrize(("state", "job", "to"), [
+    (RUNNING, SAVES, CHECKPOINTING), (RUNNING, JOB, ENDING), (UNGATED, SAVES, ENDING), (GROWING, SAVES, ENDING), (CREATED, SAVES, ENDING),
+])  # fmt: skip
+def test_who_has_to_leave_a_node_saves_its_work_before(state: AttemptState, job: Job, to: AttemptState) -> None:
+    move = next_move(
+        replace(
+            Case(state, GATED if state is CREATED else BOUND if state is UNGATED else UP, job=job).view, leave=FAULTY
+        )
+    )
+    assert move is not None
+    assert move.to is to
+    assert move.end is not None
+    assert (move.end.why, move.end.outcome, move.end.charged, move.end.disrupts) == (
+        FAULTY,
+        Outcome.REQUEUE,
+        False,
+        True,
+    )
+
+
+@pytest.mark.parametrize("state", [CHECKPOINTING, ENDING, ENDED])
+def test_who_leaves_already_is_not_told_again(state: AttemptState) -> None:
+    case = Case(
+        state,
+        UP,
+        end=GONE_END if state is not CHECKPOINTING else replace(GONE_END, ask=Ask(NOW, NOW + 60, 2)),
+        job=SAVES,
+    )
+    assert next_move(replace(case.view, leave=FAULTY)) is None
