@@ -280,6 +280,7 @@ class World:
             for key in _claims_of(job):
                 self._users[key].add(uid)
         self.jobs[uid] = self._volumes.judge(job)
+        _ = self.jobs[uid].gang.shape  # worked out as jobs arrive, and not for all of them by the first cycle
 
     def on_volume_claim(self, old: Claim | None, new: Claim | None) -> None:
         """Take in a changed PersistentVolumeClaim."""

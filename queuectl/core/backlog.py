@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from queuectl.core.fit import Short
 from queuectl.core.fragmentation import Mix
 from queuectl.model.objects import Gang
 from queuectl.model.reasons import Reason, Why, why
@@ -31,7 +32,8 @@ class Group:
     """Gangs of one queue and one shape, in order; also of one user and namespace, where these matter to the queue."""
 
     gangs: list[Gang] = field(default_factory=list)
-    known: tuple[str, object, Why] | None = None  # its first, in which state of things, why that could not be had
+    # Its first, in which state of things, why that could not be had, and the short of places if it was that.
+    known: tuple[str, object, Why, Short | None] | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -105,9 +107,11 @@ class Backlog:
         """Add gangs, or what has become of them, and take away those that wait no more."""
         added: dict[str, list[Gang]] = {}
         for uid in gone:
-            self._discard(uid)
+            if uid in self._gangs:
+                self._discard(uid)
         for gang in gangs:
-            self._discard(gang.uid)
+            if gang.uid in self._gangs:
+                self._discard(gang.uid)
             self._gangs[gang.uid] = gang
             added.setdefault(gang.queue, []).append(gang)
         for queue, some in added.items():
@@ -149,9 +153,7 @@ class Backlog:
         return bisect_left(self.lines[gang.queue].everyone, pending_key(gang), key=pending_key) + 1
 
     def _discard(self, uid: str) -> None:
-        gang = self._gangs.pop(uid, None)
-        if gang is None:
-            return
+        gang = self._gangs.pop(uid)
         line = self.lines[gang.queue]
         _remove(line.everyone, gang, pending_key)
         group = self.group(gang)
@@ -162,8 +164,8 @@ class Backlog:
         if not line.everyone:
             del self.lines[gang.queue]
 
-    def _kind(self, gang: Gang) -> tuple[object, ...]:
-        return (*gang.shape, gang.namespace, gang.user) if gang.queue in self._apart else gang.shape
+    def _kind(self, gang: Gang) -> object:
+        return (gang.shape, gang.namespace, gang.user) if gang.queue in self._apart else gang.shape
 
     def _group(self, line: Line, gangs: Iterable[Gang]) -> None:
         kinds: dict[object, list[Gang]] = {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
 from queuectl.core.defrag import Relocation, keep
+from queuectl.core.fit import still
 from queuectl.core.flavors import Mode
 from queuectl.core.growth import growths
 from queuectl.core.limits import OVER_A_LIMIT, not_for, particular, stopped
@@ -178,15 +179,27 @@ class _Cycle:
                 self.wakes.append(patient_until(gang, self.snapshot.queues[queue]))
                 continue
             state = self._state(queue)
-            if state is not None and group.known is not None and group.known[:2] == (gang.uid, state):
-                self._fail(gang, group, group.known[2])
+            known = self._known(gang, group, state)
+            if known is not None:
+                self._fail(gang, group, known)
                 continue
             entry = nominate(self.snapshot, self.taken, gang, self.now)
             if entry.wait is None or self.snapshot.policy.one_head:
                 self.heads.push(_Head(entry, group, self._settled))
                 return
-            group.known = (gang.uid, state, entry.wait) if entry.by_quota else None
+            by = entry.by_quota or entry.short is not None
+            group.known = (gang.uid, state, entry.wait, entry.short) if by else None
             self._fail(gang, group, entry.wait, entry.wake_at)
+
+    def _known(self, gang: Gang, group: Group, state: object) -> Why | None:
+        """Return why a gang waits if that is known from an earlier cycle: in the same state of things, and of places."""
+        if state is None or group.known is None or group.known[:2] != (gang.uid, state):
+            return None
+        wait, short = group.known[2:]
+        if short is None:
+            return wait
+        now = still(self.snapshot.fleet, short) if self.snapshot.fleet else None
+        return now and now.because(Reason.WAITING_FOR_NODES)
 
     @property
     def _settled(self) -> int:

@@ -19,6 +19,9 @@ _SAME = {MODEL: "GPU model", DRIVER: "version of the GPU driver"}
 MAX_TRIES = 8  # domains of a level in which a gang of several roles is tried, where a wider one would do
 
 
+MAX_TOLD = 4096  # shapes of which it is kept whether the nodes would ever hold them
+
+
 @dataclass(frozen=True, slots=True)
 class Short:
     """How far the placing of a gang came: it ended at ``role``, of which not all pods fit on ``nodes`` nodes."""
@@ -28,6 +31,7 @@ class Short:
     nodes: int
     found: int
     lacks: str
+    anywhere: bool = False  # there are too few places for the role, wherever they are
 
     def because(self, reason: Reason) -> Why:
         """Return it as a reason."""
@@ -72,6 +76,16 @@ def exceeds_cluster(
     fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together = ALIKE
 ) -> Why | None:
     """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
+    key = (tuple(roles), tuple(flavors[role.name].name for role in roles), together)
+    if key not in fleet.told_of_nodes:
+        if len(fleet.told_of_nodes) >= MAX_TOLD:
+            fleet.told_of_nodes.clear()
+        fleet.told_of_nodes[key] = _exceeds(fleet, roles, flavors, together)
+    found: Why | None = fleet.told_of_nodes[key]
+    return found
+
+
+def _exceeds(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together) -> Why | None:
     room = fleet.emptied()
     if only_counts(fleet, roles, flavors, together):
         role = roles[0]
@@ -299,15 +313,30 @@ class _Placed:
         return Short(role, flavor, nodes, most, lacks)
 
 
+def still(fleet: Fleet, short: Short) -> Short | None:
+    """Return how far it comes now, if there are too few places for a role yet; None if it has to be placed to tell."""
+    return _short(fleet, fleet.free(), short.role, short.flavor) if short.anywhere and not fleet.leaving else None
+
+
 def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None:
     """Tell whether there are too few places for a role, wherever they are."""
+    told, key = room.told, (role, flavor.name)
+    if told is None:
+        return _count_short(fleet, room, role, flavor)
+    if key not in told:
+        told[key] = _count_short(fleet, room, role, flavor)
+    known: Short | None = told[key]
+    return known
+
+
+def _count_short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None:
     found = room.total(flavor, closely(role, flavor), role.requests)
     if found >= role.pods:
         return None
     nodes = int(fleet.mask(flavor, role.constraints).sum())
     unsuited = (*_out_of_reach(fleet, role, flavor), *_unsuited(fleet, role, flavor))
     lacks = "; ".join((_lacks(room, flavor, role, found), *unsuited))
-    return Short(role, flavor, nodes, found, lacks)
+    return Short(role, flavor, nodes, found, lacks, anywhere=True)
 
 
 def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:

@@ -7,7 +7,7 @@ How many pods of a kind each node holds is counted once, and then again only whe
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,8 @@ class Fleet:
         self._counted: dict[_Kind, _Counted] = {}
         self._changes: list[int] = []  # rows, in the order in which they changed
         self._shared: dict[_Kind, _Counted] | None = None  # of the fleet whose snapshot this is, while they are alike
+        self.told: dict[object, Any] = {}  # what others have worked out, which holds until any room changes
+        self.told_of_nodes: dict[object, Any] = {}  # likewise, until nodes or flavors do
 
     def snapshot(self) -> Self:
         """Return a copy in which reserving changes nothing here; what nodes have is shared, so use it at once."""
@@ -99,11 +101,13 @@ class Fleet:
             _counted=self._counted.copy(),
             _changes=self._changes.copy(),
             _shared=self._counted,
+            told={},
         )
         return copy
 
     def set_node(self, node: Node) -> None:
         """Add a node or replace what is known of it."""
+        self.told_of_nodes = {}
         row = self._row(node.name)
         known = self._nodes[row]
         if known is None or known.labels != node.labels:
@@ -125,6 +129,7 @@ class Fleet:
             return
         self._nodes[row] = None
         self._domains = {}
+        self.told_of_nodes = {}
         self._allocatable[row] = 0
         self._shape[row] = 0
         for mask in self._masks.values():
@@ -170,6 +175,11 @@ class Fleet:
     def parts(self, placements: Iterable[Placement]) -> list[Part]:
         """Return what placements take of the rows of a room."""
         return [self._at(p.node, p.requests, p.pods) for p in placements]
+
+    @property
+    def leaving(self) -> bool:
+        """Tell whether any victims are on their way out."""
+        return bool(self._leaving)
 
     def free_later(self) -> "Room | None":
         """Return the room that nobody will have once all victims are gone; None when none are on their way out."""
@@ -295,6 +305,7 @@ class Fleet:
     def forget_masks(self) -> None:
         """Drop kept masks, for flavors have changed."""
         self._masks.clear()
+        self.told_of_nodes = {}
         self._forget_counts()
 
     def columns(self, requests: Requests) -> tuple[list[int], Matrix] | None:
@@ -433,11 +444,13 @@ class Fleet:
         self._free[row] = room - np.maximum(self._reserved[row], self._promised[row])
         (self._leaving.add if (self._reserved[row] > self._promised[row]).any() else self._leaving.discard)(row)
         self._shared = None
+        self.told.clear()
         self._changes.append(row)
         if len(self._changes) > MAX_CHANGES:
             self._forget_counts()
 
     def _forget_counts(self) -> None:
+        self.told.clear()
         self._counted = {}
         self._changes = []
         self._shared = None
@@ -457,6 +470,11 @@ class Room:
         self._fleet = fleet
         self._base = base
         self._rows: dict[int, Matrix] = {}  # row → amounts by column
+
+    @property
+    def told(self) -> dict[object, Any] | None:
+        """What is known of it and can be added to; None where it isn't the fleet's own free room."""
+        return None if self._rows or self._base is not Base.FREE else self._fleet.told
 
     def copy(self) -> Self:
         """Return a room that can be used up for itself."""

@@ -35,6 +35,7 @@ class Entry:
     wait: Why | None = None  # set when it can't be had
     wake_at: float | None = None  # Unix seconds at which a time limit ends that keeps it waiting
     by_quota: bool = False  # it waits, and as long as nothing changes in its tree of queues or of nodes' sizes
+    short: fit.Short | None = None  # it waits, and as long as neither that changes nor there are more places
 
     @property
     def fits(self) -> bool:
@@ -71,7 +72,8 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float)
             return tried[-1]
     wakes = [entry.wake_at for entry in tried if entry.wake_at is not None]
     best = next((entry for entry in tried if entry.victims), first)
-    return replace(best, by_quota=all(entry.by_quota for entry in tried), wake_at=min(wakes, default=None))
+    by_quota = all(entry.by_quota for entry in tried)
+    return replace(best, by_quota=by_quota, short=None, wake_at=min(wakes, default=None))
 
 
 def _nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float) -> Entry:
@@ -108,7 +110,8 @@ def _nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float
         else:
             low = cut + 1
             best = best if best.wait is None else entry  # the smallest size has the last word on why it waits
-    return replace(best, by_quota=False, wake_at=min((at for at in wakes if at is not None), default=None))
+    wake_at = min((at for at in wakes if at is not None), default=None)
+    return replace(best, by_quota=False, short=None, wake_at=wake_at)
 
 
 def _of_size(role: Role, pods: int) -> Role:
@@ -146,6 +149,7 @@ class _Hindrance:
 
     wait: Why
     spent: set[tuple[str, str]]
+    short: fit.Short | None = None
 
 
 class _Search:
@@ -171,12 +175,14 @@ class _Search:
             return Entry(self.gang, roles, Assignment(), wait=self._no_flavor(self.wanted[0], "", {}))
         excluded = self._over_a_limit(roles)  # role and flavor that can't be had now
         shorts: list[tuple[Assignment, Why]] = []  # that quota allows in the end, and not now
+        last: fit.Short | None = None
         assignment = self._assign(roles, excluded)
         while assignment.mode is Mode.FIT:
             found = self._now(roles, assignment)
             if not isinstance(found, _Hindrance):
                 return Entry(self.gang, roles, assignment, found)
             shorts.append((assignment, found.wait))
+            last = found.short
             if found.spent <= excluded:
                 break
             excluded |= found.spent
@@ -192,7 +198,10 @@ class _Search:
             shorts, key=lambda one: _HOPE.index(one[1].reason), default=None
         )  # the soonest; of equals the first
         if short is not None and (assignment.mode in {Mode.FIT, Mode.NEVER} or _is_coming(short[1])):
-            return Entry(self.gang, roles, short[0], wait=short[1], wake_at=wake_at)
+            by_nodes = len(shorts) == 1 and short[1].reason is Reason.WAITING_FOR_NODES and self._by_rules
+            return Entry(
+                self.gang, roles, short[0], wait=short[1], wake_at=wake_at, short=last if by_nodes else None
+            )  # fmt: skip
         wait = self._quota_why(assignment)
         if assignment.mode is not Mode.NEVER:
             exceeds = self._exceeds(roles, assignment)
@@ -375,6 +384,11 @@ class _Search:
         return victims, field.shielded
 
     @property
+    def _by_rules(self) -> bool:
+        """Tell whether nobody could have given way, at any time and wherever there is room."""
+        return not self._may_take and not self.snapshot.going and not self.shielded
+
+    @property
     def _may_take(self) -> bool:
         """Tell whether the queue's rules let it take from anybody."""
         rules = self.queue.preemption
@@ -442,7 +456,7 @@ class _Search:
             name = placed.role.name
             flavors = assignment.flavors.get(name, {}).values() or [assignment.uncounted.get(name, "")]
             spent = {(name, flavor) for flavor in flavors if flavor}
-            return _Hindrance(self._short_why(roles, assignment, placed), spent)
+            return _Hindrance(self._short_why(roles, assignment, placed), spent, placed)
         if self.snapshot.tree.fits(self.gang.queue, assignment.usage):
             return placed
         node = self.snapshot.tree.nodes[self.gang.queue]
