@@ -36,6 +36,15 @@ class Group:
     known: tuple[str, object, Why, Short | None] | None = None
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Quiet:
+    """What all gangs of a line were told that could not be had, which holds in one state of things."""
+
+    state: object
+    told: dict[str, Why]  # by uid, the first of each shape
+    failed: dict[tuple[Group, bool], Why]  # by shape; none of them is patient
+
+
 @dataclass(eq=False, slots=True)
 class Line:
     """The gangs of one queue: all of them, and by shape those that may be tried."""
@@ -43,6 +52,7 @@ class Line:
     everyone: list[Gang] = field(default_factory=list)
     groups: dict[object, Group] = field(default_factory=dict)
     asleep: list[Gang] = field(default_factory=list)  # that back off, by the end of it
+    known: Quiet | None = None  # None also when anything has changed in it
 
     def walk(self) -> "Walk":
         """Return its gangs in order."""
@@ -155,6 +165,7 @@ class Backlog:
     def _discard(self, uid: str) -> None:
         gang = self._gangs.pop(uid)
         line = self.lines[gang.queue]
+        line.known = None
         _remove(line.everyone, gang, pending_key)
         group = self.group(gang)
         if not _remove(line.asleep, gang, _end_of_sleep) and group is not None:
@@ -168,6 +179,7 @@ class Backlog:
         return (gang.shape, gang.namespace, gang.user) if gang.queue in self._apart else gang.shape
 
     def _group(self, line: Line, gangs: Iterable[Gang]) -> None:
+        line.known = None
         kinds: dict[object, list[Gang]] = {}
         for gang in gangs:
             kinds.setdefault(self._kind(gang), []).append(gang)

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from queuectl.core.backlog import Group, PendingKey, Positions, Waits, Walk, pending_key
+from queuectl.core.backlog import Group, Line, PendingKey, Positions, Quiet, Waits, Walk, pending_key
 from queuectl.core.defrag import Relocation, keep
 from queuectl.core.fit import still
 from queuectl.core.flavors import Mode
@@ -101,7 +101,7 @@ class _Cycle:
         self.heads = _FairHeads(self.snapshot) if self.snapshot.policy.fair_sharing else _Heads()
         self._move()
         for queue, line in backlog.lines.items():
-            if self._closed(queue) is None:
+            if not self._repeated(queue, line) and self._closed(queue) is None:
                 self.walks[queue] = line.walk()
                 self._advance(queue)
         while self.heads:
@@ -111,6 +111,8 @@ class _Cycle:
             self._settle(head)
             if not self.snapshot.policy.one_head:
                 self._advance(head.entry.gang.queue)
+        for queue in self.walks:
+            self._keep(queue, backlog.lines[queue])
         started = {admission.uid for admission in self.admissions}
         return Plan(
             tuple(self.admissions),
@@ -199,7 +201,28 @@ class _Cycle:
         if short is None:
             return wait
         now = still(self.snapshot.fleet, short) if self.snapshot.fleet else None
-        return now and now.because(Reason.WAITING_FOR_NODES)
+        return now.because(Reason.WAITING_FOR_NODES) if now else None
+
+    def _repeated(self, queue: str, line: Line) -> bool:
+        """Tell a whole line what it was told in an earlier cycle, if that holds yet."""
+        if line.known is None or queue not in self.snapshot.queues or line.known.state != self._state(queue):
+            return False
+        self.told |= line.known.told
+        self.failed |= line.known.failed
+        return True
+
+    def _keep(self, queue: str, line: Line) -> None:
+        """Keep what a line was told, if it holds for all of it until its tree of queues or of nodes' sizes change."""
+        of, state = self.snapshot.queues[queue], self._state(queue)
+        line.known = None
+        if state is None or particular(of) or of.order is QueueOrder.STRICT_FIFO or of.preemption.wait_seconds:
+            return
+        told: dict[str, Why] = {}
+        for group in line.groups.values():
+            if group.known is None or group.known[:2] != (group.gangs[0].uid, state) or group.known[3] is not None:
+                return
+            told[group.known[0]] = group.known[2]
+        line.known = Quiet(state, told, {(group, False): told[group.gangs[0].uid] for group in line.groups.values()})
 
     @property
     def _settled(self) -> int:

@@ -54,6 +54,8 @@ def evictions(snapshot: Snapshot, now: float, blocked: dict[str, Why] | None = N
 def _drained(snapshot: Snapshot, budgets: dict[str, int], blocked: dict[str, Why]) -> dict[str, TakeBack]:
     """Return whom drained queues send back."""
     drained: dict[str, TakeBack] = {}
+    if not any(queue.stop in _DRAINING for queue in snapshot.queues.values()):
+        return drained
     for queue, gangs in _everybody(snapshot).items():
         by = stopped_by(snapshot.queues, queue, _DRAINING)
         if by is None:
