@@ -13,10 +13,9 @@ def by_share(world: Field, ask: Ask) -> list[Victim]:
     tree, rules = world.tree, world.rules[ask.queue]
     candidates = {ask.queue: world.candidates(ask.queue, ask, rules.within_queue)}
     if rules.reclaim is not Reclaim.NEVER:
-        root = tree.nodes[ask.queue].root
+        borrowers = {node.name for node in tree.nodes[ask.queue].root.subtrees() if not node.within(ask.contested)}
         for name in world.running:
-            node = tree.nodes[name]
-            if name != ask.queue and node.root is root and not node.within(ask.contested):
+            if name != ask.queue and name in borrowers:
                 candidates[name] = world.candidates(name, ask, rules.reclaim)
     everybody = [gang for gangs in candidates.values() for gang in gangs]
 

@@ -228,8 +228,11 @@ class _Search:
         if any(_is_coming(wait) for _, wait in shorts):
             return
         spent = set(excluded)
+        others = bool(self.snapshot.going or self.snapshot.policy.fair_sharing)
         while assignment.mode not in {Mode.FIT, Mode.NEVER}:
-            yield assignment
+            # That nobody gives way for one cell was found out by looking; time or those who go could change that.
+            if assignment.mode is not Mode.NOBODY or self.shielded or others:
+                yield assignment
             chosen = {(role, flavor) for role, flavors in assignment.flavors.items() for flavor in flavors.values()}
             if chosen <= spent or self.snapshot.policy.one_head:  # Kueue's cycle looks at one choice only
                 break

@@ -69,6 +69,12 @@ class Node:
             yield node
             node = node.parent
 
+    def subtrees(self) -> Iterator["Node"]:
+        """Yield the node and all below it."""
+        yield self
+        for child in self.children:
+            yield from child.subtrees()
+
     @property
     def root(self) -> "Node":
         """The top of the tree."""
