@@ -6,6 +6,7 @@ starts from what the ledger says.
 """
 
 import asyncio
+import gc
 import time
 import uuid
 from collections import Counter
@@ -78,6 +79,10 @@ class Engine:
         """Go on until cancelled. Raises Fenced or StoreUnavailable, which end the term."""
         for uid in self._world.attempts:
             self.executor.offer(uid)
+        await self._round(self._now())
+        # What is there now stays: to look through all of it for garbage would halt decisions again and again.
+        gc.freeze()
+        gc.enable()
         while True:
             began = time.monotonic()
             await self._round(self._now())

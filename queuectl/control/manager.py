@@ -112,6 +112,7 @@ class Manager:
             cause = "api"
             log.warning("API server lost", error=_first(errors))
         finally:
+            gc.enable()
             self.health.leading, self.health.engine, self._term = False, None, None
             metrics.forget()
             log.info("term over", epoch=epoch, cause=cause)
@@ -119,6 +120,8 @@ class Manager:
         metrics.TERMS_LOST.labels(cause).inc()
 
     async def _act(self, epoch: int) -> None:
+        gc.unfreeze()  # what an earlier term has left is garbage now
+        gc.disable()  # until all that stays is there: see Engine.run
         world = World(
             BackOff(self._settings.back_off_first, self._settings.back_off_longest),
             Policy(fair_sharing=self._settings.fair_sharing, usage_half_life=self._settings.usage_half_life),
@@ -148,7 +151,6 @@ class Manager:
             group.create_task(feed.follow_volumes(self._client, world, wake))
             await feed.in_sync(everything)
             await feed.load(world, self._ledger)
-            gc.freeze()  # what was loaded stays: to look through all of it for garbage would halt decisions again and again
             log.info("in sync", jobs=len(world.jobs), active=len(world.attempts), nodes=len(world.fleet.node_names()))
             engine.beat = time.monotonic()
             self.health.engine = engine

@@ -79,7 +79,10 @@ def decide(nodes: int, gangs: int, events: int, shape: Shape) -> Decisions:
     dice = random.Random(f"{nodes} {gangs}")
     world = _world(nodes, gangs, shape, dice)
     arrivals = count(gangs)
+    gc.disable()  # as the controller does until it has made its first cycle
     result.cold_snapshot, result.cold, decided = _cycle(world)
+    gc.freeze()
+    gc.enable()
     while decided.admissions or decided.preemptions:  # fill the cluster; a cycle is bounded
         _carry_out(world, decided)
         *_, decided = _cycle(world)
@@ -122,7 +125,6 @@ def _world(nodes: int, gangs: int, shape: Shape, dice: random.Random) -> World:
         _submit(world, _gang(number, shape, dice))
     world.load([], [], 0)
     _told(world)
-    gc.freeze()  # as the controller does once it has loaded all
     return world
 
 
