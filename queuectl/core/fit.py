@@ -10,6 +10,7 @@ from queuectl.core.cards import cards, weigh
 from queuectl.core.fleet import Fleet, Room
 from queuectl.core.fragmentation import Others
 from queuectl.core.topology import DRIVER, MODEL, Loss, Need, Rooms
+from queuectl.core.windows import clear_of
 from queuectl.model.objects import ALIKE, NODE_LEVEL, Constraints, Flavor, GpuNeed, Role, Together
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, counted, why
@@ -71,7 +72,11 @@ def holds(fleet: Fleet, room: Room, roles: Sequence[Role], flavors: Mapping[str,
 def exceeds_cluster(
     fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together = ALIKE
 ) -> Why | None:
-    """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
+    """Say why the gang would not even fit if nobody else used the nodes; None if it would.
+
+    Maintenance windows end, so they are no reason why it can never fit.
+    """
+    roles = clear_of(roles, 0.0)
     room = fleet.emptied()
     if only_counts(fleet, roles, flavors, together):
         role = roles[0]
@@ -305,9 +310,16 @@ def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None
     if found >= role.pods:
         return None
     nodes = int(fleet.mask(flavor, role.constraints).sum())
-    unsuited = (*_out_of_reach(fleet, role, flavor), *_unsuited(fleet, role, flavor))
+    unsuited = (*_taken(fleet, role, flavor), *_out_of_reach(fleet, role, flavor), *_unsuited(fleet, role, flavor))
     lacks = "; ".join((_lacks(room, flavor, role, found), *unsuited))
     return Short(role, flavor, nodes, found, lacks)
+
+
+def _taken(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
+    """Say how many more nodes there are that a maintenance window takes before the gang would be over."""
+    [anyway] = clear_of([role], 0.0)
+    if more := int(fleet.mask(flavor, anyway.constraints).sum() - fleet.mask(flavor, role.constraints).sum()):
+        yield f"{counted(more, 'more node')} will be taken for maintenance before it is over"
 
 
 def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:

@@ -15,6 +15,7 @@ from queuectl.model.reasons import Reason, Why, why
 _LOST = {
     Place.CROWDED: "others' pods took its room",
     Place.CLOSED: "it takes no new pods",
+    Place.TAKEN: "maintenance takes it before it would be over",
     Place.GONE: "it is gone",
 }
 _STARTING = {AttemptState.RESERVED, AttemptState.CREATED, AttemptState.UNGATED}

@@ -45,6 +45,7 @@ from queuectl.model.objects import (
     Inside,
     Job,
     Level,
+    Lifetime,
     Namespace,
     Node,
     Pod,
@@ -597,6 +598,8 @@ def job(raw: Bytes) -> Item[Job]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = why(Reason.MISCONFIGURED, field="spec.roles", problem=str(error))
     gpu, topology = spec.get("gpu") or {}, spec.get("topology") or {}
+    saving = _saving(spec["checkpoint"]) if spec.get("checkpoint") else None
+    lifetime = Lifetime(spec.get("startDeadlineSeconds") or 300, spec.get("maxRunSeconds"), saves=saving is not None)
     gang = Gang(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -619,6 +622,7 @@ def job(raw: Bytes) -> Item[Job]:
         user=meta.annotations.get(SUBMITTED_BY, ""),
         preemptible=spec.get("preemptible", True),
         hold=bool(spec.get("hold")),
+        lifetime=lifetime,
     )
     value = Job(
         gang=gang,
@@ -627,10 +631,10 @@ def job(raw: Bytes) -> Item[Job]:
         priority_class=spec.get("priorityClassName") or "",
         deleting=meta.deletion_timestamp is not None,
         has_finalizer=FINALIZER in meta.finalizers,
-        start_deadline_seconds=spec.get("startDeadlineSeconds") or 300,
+        start_deadline_seconds=lifetime.start,
         backoff_limit=spec.get("backoffLimit", 3),
         replaces_lost_pods=spec.get("replaceLostPods") or False,
-        max_run_seconds=spec.get("maxRunSeconds"),
+        max_run_seconds=lifetime.run,
         ttl_seconds=spec.get("ttlSecondsAfterFinished"),
         templates={role["name"]: role["template"] for role in spec["roles"]} if problem is None else {},
         status=seen.status,
@@ -638,7 +642,7 @@ def job(raw: Bytes) -> Item[Job]:
         volumes=volumes,
         move=moves.read(meta.annotations),
         problem=problem,
-        saving=_saving(spec["checkpoint"]) if spec.get("checkpoint") else None,
+        saving=saving,
         save_asked_at=_time(meta.annotations.get(SAVE_ASKED)),
     )
     return Item(meta.uid, meta.resource_version, value)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from queuectl.model.checkpoint import Report, Saving
@@ -70,6 +71,7 @@ class Constraints:
     tolerations: tuple[Toleration, ...] = ()
     gpu: GpuNeed | None = None  # None: its GPUs, if it has any, may be anything
     volumes: tuple[tuple[NodeTerm, ...], ...] = ()  # from where its volumes can be reached: of each one term
+    until: float = 0.0  # Unix seconds; not onto a node that a maintenance window takes before
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,24 @@ class Alternative:
     pods: tuple[tuple[str, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How long a gang may hold its places, by its own limits, and what an end before costs it."""
+
+    start: int = 300  # seconds from its admission until all of its pods must be ready
+    run: int | None = None  # seconds that it may run then; None: without end
+    saves: bool = False  # whether it can be asked to save its work, and go on elsewhere
+
+    @property
+    def movable(self) -> bool:
+        """Tell whether it has no end that could be waited for, but loses no work when it has to go."""
+        return self.run is None and self.saves
+
+    def end(self, now: float) -> float:
+        """Return the Unix seconds at which it is over at the latest if it is admitted now."""
+        return inf if self.run is None else now + self.start + self.run
+
+
 @dataclass(frozen=True)
 class Gang:
     """A workload as the core sees it: all of its pods start together or none does."""
@@ -142,6 +162,7 @@ class Gang:
     hold: bool = False
     not_before: float = 0.0  # Unix seconds; a requeued gang backs off until then
     last_end: str = ""  # why the attempt before ended
+    lifetime: Lifetime = Lifetime()  # with which gangs of one shape differ while maintenance windows are ahead
 
     @cached_property
     def shape(self) -> tuple[object, ...]:
@@ -263,6 +284,7 @@ class Node:
     gpus: Gpus = NO_GPUS
     devices: tuple[Device, ...] = ()  # its allocatable has them, too: 1 of each, and all of what they count as
     avoided: str = ""  # why nobody new goes there for now, for people; empty: it is not avoided
+    taken_at: float | None = None  # Unix seconds at which a maintenance window takes it; None: none is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +326,7 @@ class Place(StrEnum):
     GOOD = "Good"
     CROWDED = "Crowded"  # others' pods took room that was reserved
     CLOSED = "Closed"  # unschedulable, not ready or newly tainted
+    TAKEN = "Taken"  # a maintenance window takes it before the gang would be over
     GONE = "Gone"
 
 
