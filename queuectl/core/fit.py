@@ -11,7 +11,7 @@ from queuectl.core.fleet import Fleet, Room
 from queuectl.core.fragmentation import Others
 from queuectl.core.topology import DRIVER, MODEL, Loss, Need, Rooms
 from queuectl.core.windows import clear_of
-from queuectl.model.objects import ALIKE, NODE_LEVEL, Constraints, Flavor, GpuNeed, Role, Together
+from queuectl.model.objects import ALIKE, NODE_LEVEL, REGARDLESS, Constraints, Flavor, GpuNeed, Role, Together
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, counted, why
 from queuectl.model.resources import APART, HOST_PORT, format_quantity, is_extended
@@ -76,7 +76,8 @@ def exceeds_cluster(
 
     Maintenance windows end, so they are no reason why it can never fit.
     """
-    roles = clear_of(roles, 0.0)
+    if fleet.has_windows:
+        roles = clear_of(roles, REGARDLESS)
     room = fleet.emptied()
     if only_counts(fleet, roles, flavors, together):
         role = roles[0]
@@ -316,10 +317,12 @@ def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None
 
 
 def _taken(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
-    """Say how many more nodes there are that a maintenance window takes before the gang would be over."""
-    [anyway] = clear_of([role], 0.0)
+    """Say how many more nodes there are that maintenance has, or takes before the gang would be over."""
+    if not fleet.has_windows:
+        return
+    [anyway] = clear_of([role], REGARDLESS)
     if more := int(fleet.mask(flavor, anyway.constraints).sum() - fleet.mask(flavor, role.constraints).sum()):
-        yield f"{counted(more, 'more node')} will be taken for maintenance before it is over"
+        yield f"maintenance has, or takes before it is over, {counted(more, 'more node')}"
 
 
 def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from queuectl.core.devices import Shape, shapes
-from queuectl.core.nodes import eligible
+from queuectl.core.nodes import back, eligible
 from queuectl.core.topology import Domains
-from queuectl.model.objects import Constraints, Flavor, GpuNeed, Node, Place
+from queuectl.model.objects import REGARDLESS, Constraints, Flavor, GpuNeed, Node, Place
 from queuectl.model.plan import Placement
 from queuectl.model.resources import ALONE, is_alone, is_device, is_unannounced
 
@@ -281,7 +281,13 @@ class Fleet:
     def mask(self, flavor: Flavor, constraints: Constraints) -> Mask:
         """Return which rows pods of these constraints may use; kept, so not to be written."""
         if constraints.until:  # few, and of passing times, so they are not kept
-            return self.mask(flavor, replace(constraints, until=0.0)) & (self._taken_at >= constraints.until)
+            always = replace(constraints, until=0.0)
+            mask = self.mask(flavor, always)
+            if constraints.until != REGARDLESS:
+                return mask & (self._taken_at >= constraints.until)
+            mask, taken = mask.copy(), np.flatnonzero(self._taken_at < inf).tolist()
+            mask[taken] = [(node := self._nodes[r]) is not None and eligible(back(node), flavor, always) for r in taken]
+            return mask
         key = (flavor, constraints)
         if key not in self._masks:
             if len(self._masks) >= MAX_MASKS:

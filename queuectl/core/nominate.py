@@ -90,11 +90,15 @@ def _maintenance_ahead(snapshot: Snapshot, taken: Collection[str], gang: Gang, a
     seconds -= seconds % 60 if seconds > _MINUTE else 0  # else it would be told anew each second
     changes = [f"maxRunSeconds of at most {seconds}"] if seconds > 0 else []
     changes += ["spec.checkpoint"] if life.run is None else []
-    lasts = f"it may take until {clock(end)}" if life.run is not None else "it has no maxRunSeconds"
+    lasts = f"it may take until {_moment(end)}" if life.run is not None else "it has no maxRunSeconds"
     return why(
-        Reason.MAINTENANCE_AHEAD, nodes=listed(sorted(nodes)), at=clock(min(nodes.values(), default=now)), lasts=lasts,
+        Reason.MAINTENANCE_AHEAD, nodes=listed(sorted(nodes)), at=_moment(min(nodes.values(), default=now)), lasts=lasts,
         change=" or ".join(changes) or "their maintenance over",
     )  # fmt: skip
+
+
+def _moment(unix: float) -> str:
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _of_alternatives(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float) -> Entry:

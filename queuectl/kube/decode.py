@@ -86,6 +86,7 @@ class _Meta(msgspec.Struct, rename="camel"):
     generation: int = 0
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     finalizers: list[str] = []
@@ -199,6 +200,7 @@ def pod(raw: Bytes) -> Item[Pod]:
     meta, labels = seen.metadata, seen.metadata.labels
     conditions = {c.type: c for c in seen.status.conditions if c.status == "True"}
     disrupted = conditions.get("DisruptionTarget")
+    stops_at = meta.deletion_timestamp.timestamp() if meta.deletion_timestamp else 0.0
     report, problem = _report(seen) if WORKLOAD_LABEL in labels else (None, "")
     counts = seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"}
     value = Pod(
@@ -211,6 +213,8 @@ def pod(raw: Bytes) -> Item[Pod]:
         ready="Ready" in conditions,
         gated=any(gate.name == GATE for gate in seen.spec.scheduling_gates),
         deleting=meta.deletion_timestamp is not None,
+        told_at=stops_at - (meta.deletion_grace_period_seconds or 0),
+        stops_at=stops_at,
         exit_code=_exit_code(seen.status),
         disrupted=(disrupted.message or "DisruptionTarget") if disrupted else "",
         workload=labels.get(WORKLOAD_LABEL, ""),

@@ -62,6 +62,9 @@ class GpuNeed:
     mates: int = 1
 
 
+REGARDLESS = -1.0  # as until: as if maintenance had given back all nodes that it has, and took none
+
+
 @dataclass(frozen=True, slots=True)
 class Constraints:
     """Where a role's pods may go. Hashable: equal constraints share one eligibility mask."""
@@ -343,6 +346,8 @@ class Pod:
     ready: bool = False
     gated: bool = False
     deleting: bool = False
+    told_at: float = 0.0  # Unix seconds: since when it is being deleted
+    stops_at: float = 0.0  # Unix seconds: until when it may take to stop then
     exit_code: int | None = None
     disrupted: str = ""  # message of a DisruptionTarget condition
     workload: str = ""
