@@ -591,7 +591,7 @@ class World:
             elastic=self._lacking(),
             orders=self._orders(),
             moving=self._kept(now),
-            broken=[self._broken(uid, loss) for uid, loss in self.losses.items() if uid in self.jobs],
+            broken=[self._broken(uid, loss, now) for uid, loss in self.losses.items() if uid in self.jobs],
             mix=self.mix,
         )
 
@@ -979,14 +979,14 @@ class World:
                 found.append(Elastic(self._gang(job, self.workloads[uid]), attempt.whole, _over_at(attempt, job)))
         return found
 
-    def _broken(self, uid: str, loss: Loss) -> Broken:
+    def _broken(self, uid: str, loss: Loss, now: float) -> Broken:
         attempt, gang = self.attempts[uid], self._gang(self.jobs[uid], self.workloads[uid])
         pods, places = pods_of(attempt.placements), self._places(attempt)
         roles = tuple(replace(role, pods=pods[role.name]) for role in gang.roles if role.name in pods)
         good = frozenset(node for node, place in places.items() if place is Place.GOOD)
         closed = frozenset(node for node, place in places.items() if place in {Place.CLOSED, Place.GONE})
-        until = _over_at(attempt, self.jobs[uid])
-        return Broken(replace(gang, roles=roles), attempt.whole, loss.pods, good, closed, loss.why, until)
+        until, starts_by = _over_at(attempt, self.jobs[uid]), now + gang.lifetime.start
+        return Broken(replace(gang, roles=roles), attempt.whole, loss.pods, good, closed, loss.why, until, starts_by)
 
     def _elastic(self, attempt: Attempt) -> Portion | None:
         """Return the pods of an attempt that it can give up and run on; only when all of its pods are ready."""

@@ -60,14 +60,14 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float)
 
     Of its alternatives the first that fits, or else the first for which there are victims. ``taken``: workloads that
     are on their way out for somebody else. ``now``: Unix seconds. On nodes that no maintenance window takes before it is
-    over; a gang that is movable goes elsewhere too, if it fits there and not on these.
+    over; a gang that is movable goes onto others too, if it has the time to start there and does not fit on these.
     """
-    kept = bounded(snapshot.fleet, gang, gang.lifetime.end(now))
+    kept, able = (bounded(snapshot.fleet, gang, end) for end in (gang.lifetime.end(now), now + gang.lifetime.start))
     entry = _of_alternatives(snapshot, taken, kept, now)
-    if kept is gang or entry.fits:
-        return entry if kept is gang else replace(entry, gang=gang)
-    if not entry.by_quota:
-        anyway = _of_alternatives(snapshot, taken, gang, now)
+    if kept is gang:
+        return entry
+    if not entry.fits and not entry.by_quota and kept.roles != able.roles:
+        anyway = _of_alternatives(snapshot, taken, able, now)
         if gang.lifetime.movable and (anyway.fits or entry.wait is not None):
             entry = anyway
         elif entry.wait is not None and anyway.fits:

@@ -77,7 +77,7 @@ def _replaced(snapshot: Snapshot, fleet: Fleet, one: Broken) -> Repair | None:
     kept = bounded(fleet, one.gang, ends_at(fleet, one.until, stay.values()))
     places = places_for_missing(fleet, kept, flavors, stay)
     if places is None and kept is not one.gang and one.gang.lifetime.movable:
-        places = places_for_missing(fleet, one.gang, flavors, stay)
+        places = places_for_missing(fleet, bounded(fleet, one.gang, one.starts_by), flavors, stay)
     return None if places is None else _checked(one, left, stay, places, as_placements(places, like))
 
 

@@ -69,6 +69,7 @@ class Broken:
     closed: frozenset[str]  # its nodes that take no new pods, of which others may be lost soon
     why: Why
     until: float = inf  # Unix seconds at which it is over by its own limits
+    starts_by: float = 0.0  # Unix seconds until which its new pods may take to be ready
 
 
 @dataclass(frozen=True)

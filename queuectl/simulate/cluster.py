@@ -92,6 +92,8 @@ class Cluster:
         match event.verb:
             case "node_down" | "node_up" | "cordon" | "uncordon":
                 return self._turn(event.verb, event.target)
+            case "drain":
+                return self._drain(event.target, event.at)
             case "finish" | "fail":
                 return self._stop(event.target, failed=event.verb == "fail")
             case "delete":
@@ -279,6 +281,16 @@ class Cluster:
             after = None
         self.world.on_node(before, after) if before or after else None
         return before != after
+
+    def _drain(self, name: str, now: float) -> bool:
+        """Cordon a node and evict the pods there, each of which takes its time to stop."""
+        there = [pod for pod in self._pods.values() if pod.node == name and not pod.ended and not pod.deleting]
+        cordoned = self._turn("cordon", name)
+        for pod in there:
+            grace, key = self._forms[pod.workload].grace, _key(pod)
+            self._set_pod(replace(pod, deleting=True, disrupted="evicted", told_at=now, stops_at=now + grace))
+            self._later(grace, lambda key=key: self._remove_pod(key))  # type: ignore[misc]
+        return cordoned or bool(there)
 
     def _edit(self, name: str, change: Callable[[Job], Job]) -> bool:
         job = self.jobs.get(name)

@@ -246,6 +246,7 @@ class EventForm(Part):
     node_up: StrictStr | None = None
     cordon: StrictStr | None = None
     uncordon: StrictStr | None = None
+    drain: StrictStr | None = None
     window: WindowForm | None = None
     set_quota: QuotaEdit | None = None
     set_stop_policy: StopEdit | None = None
@@ -395,7 +396,7 @@ class Scenario(Part):
         return [*(flavor.manifest() for flavor in self.flavors), *(queue.manifest() for queue in self.queues)]
 
 
-_OF_NODES = {"node_down", "node_up", "cordon", "uncordon"}
+_OF_NODES = {"node_down", "node_up", "cordon", "uncordon", "drain"}
 
 
 def edited(queue: QueueForm, edit: QuotaEdit) -> QueueForm:

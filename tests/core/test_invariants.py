@@ -92,9 +92,9 @@ class Watched(Clockwork):
         """Maintenance takes no node before a job that runs ``since`` then is over, or has to stop anyway."""
         job = self.world.jobs[uid]
         end = min(inf if job.max_run_seconds is None else since + job.max_run_seconds, last)
-        for p in part.placements:
-            assert self.taken_at(p.node) > self.now, "nobody goes onto a node that is in maintenance"
-            assert self.taken_at(p.node) >= end or (job.saving and job.max_run_seconds is None), (uid, p.node)
+        if job.gang.lifetime.movable:  # it is asked to save, and goes on elsewhere
+            end = min(end, max(since, self.now))
+        assert all(self.taken_at(p.node) >= end for p in part.placements), (uid, end)
 
     def _names_devices(self, uid: str) -> bool:
         """Tell whether claims name a gang's devices; then it is not repaired."""
@@ -448,7 +448,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(
         queue=st.sampled_from(QUEUES), pods=st.integers(2, 4), gpus=st.integers(1, 3), index=st.integers(0, 3),
         how=st.sampled_from(["node gone", "node gone", "drained", "removed"]), start=st.sampled_from([0, 2]),
-        others=st.lists(jobs("j"), max_size=2), wait=st.sampled_from([0, 1, 3]),
+        others=st.lists(jobs("j"), max_size=2), wait=st.sampled_from([0, 1, 3]), saves=st.sampled_from([{}, {"saves": 1}]),
     )  # fmt: skip
     def lose_a_pod(
         self,
@@ -461,10 +461,11 @@ class ClusterMachine(RuleBasedStateMachine):
         start: int,
         others: list[dict[str, Any]],
         wait: int,
+        saves: dict[str, int],
     ) -> None:
         """Have a gang lose a pod that it may replace, while others come."""
         job = {"name": "j", "queue": queue, "pods": pods, "minPods": 2, "gpus": gpus, "priority": 2, "user": "bob"}
-        self.submit({**job, "replaceLostPods": True, "startSeconds": start})
+        self.submit({**job, "replaceLostPods": True, "startSeconds": start, **saves})
         self.wait(3)
         clock, name = self.clock, f"j{self.submitted - 1}"
         attempt = clock.world.attempts.get(name)
@@ -477,7 +478,8 @@ class ClusterMachine(RuleBasedStateMachine):
         if how == "node gone":
             self.happens("nodeDown", pod.node)
         elif how == "drained":
-            clock.cluster._set_pod(replace(pod, deleting=True, disrupted="Eviction: drained"))
+            told = replace(pod, deleting=True, disrupted="drained", told_at=clock.now, stops_at=clock.now + 2)
+            clock.cluster._set_pod(told)
             clock.at(clock.now + 2, lambda: clock.cluster._remove_pod(_key(pod)))
             self.happens("cordon", pod.node)
         else:
@@ -485,7 +487,10 @@ class ClusterMachine(RuleBasedStateMachine):
             clock.settle()
         self.wait(wait)
 
-    @rule(number=st.integers(0, 5), verb=st.sampled_from(["nodeDown", "nodeUp", "nodeUp", "cordon", "uncordon"]))
+    @rule(
+        number=st.integers(0, 5),
+        verb=st.sampled_from(["nodeDown", "nodeUp", "nodeUp", "cordon", "drain", "uncordon", "uncordon"]),
+    )
     def to_a_node(self, number: int, verb: str) -> None:
         self.happens(verb, self.nodes[number % len(self.nodes)])
 
@@ -544,8 +549,9 @@ class ClusterMachine(RuleBasedStateMachine):
                     assert all(pod.ended for pod in pods.values() if pod not in there), "what it gave up is gone"
             elif attempt.state is AttemptState.CHECKPOINTING:
                 there = members(attempt, pods)
-                assert len(there) == attempt.whole.pods, "it is whole while it saves its work"
-                assert not any(pod.deleting or pod.phase == "Failed" for pod in there)
+                gone = numbered(attempt.placements, attempt.done).keys() - {(pod.role, pod.index) for pod in there}
+                assert gone <= self.clock.world.reports(attempt).keys(), "it is whole while it saves its work"
+                assert not any((pod.deleting and not pod.told_at) or pod.phase == "Failed" for pod in there)
             elif attempt.state is not AttemptState.ENDING:
                 assert not any(pod.node for pod in pods.values())
             job = self.clock.world.jobs.get(attempt.uid)
