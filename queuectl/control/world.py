@@ -158,7 +158,10 @@ class World:
                 self._judge_node(name)
 
     def take_at(self, nodes: Mapping[str, float]) -> None:
-        """Have maintenance windows take these nodes at these times, in Unix seconds, and no others."""
+        """Have maintenance windows take these nodes at these times, in Unix seconds, and no others.
+
+        Nodes that maintenance has already are named too, until it gives them back, with a time that is past.
+        """
         before, self._windows = self._windows, dict(nodes)
         for name in self._nodes.keys() & (before.keys() | nodes.keys()):
             if before.get(name) != nodes.get(name):
