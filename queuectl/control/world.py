@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from queuectl.control.avoided import Avoidance, Avoided
 from queuectl.control.budgets import Budgets
@@ -110,6 +111,7 @@ class World:
         self.devices = Devices(self.fleet)
         self._nodes: dict[str, Node] = {}  # as they were read
         self._avoided = Avoided()
+        self._windows: Mapping[str, float] = {}  # when maintenance takes nodes
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
@@ -153,6 +155,16 @@ class World:
         """Have nobody new go onto these nodes, each for its reason; what the source said before is over."""
         for name in self._avoided.say(source, nodes):
             if name in self._nodes:
+                self._judge_node(name)
+
+    def take_at(self, nodes: Mapping[str, float]) -> None:
+        """Have maintenance windows take these nodes at these times, in Unix seconds, and no others.
+
+        Nodes that maintenance has already are named too, until it gives them back, with a time that is past.
+        """
+        before, self._windows = self._windows, dict(nodes)
+        for name in self._nodes.keys() & (before.keys() | nodes.keys()):
+            if before.get(name) != nodes.get(name):
                 self._judge_node(name)
 
     def on_slice(self, old: Slice | None, new: Slice | None) -> None:
@@ -583,7 +595,7 @@ class World:
             elastic=self._lacking(),
             orders=self._orders(),
             moving=self._kept(now),
-            broken=[self._broken(uid, loss) for uid, loss in self.losses.items() if uid in self.jobs],
+            broken=[self._broken(uid, loss, now) for uid, loss in self.losses.items() if uid in self.jobs],
             mix=self.mix,
         )
 
@@ -628,7 +640,7 @@ class World:
             attempt=attempt,
             job=self.jobs.get(uid),
             pods=self._pods_of(attempt),
-            places=self._places(attempt),
+            places=self._places(attempt, now),
             victims=[victim for victim, _ in attempt.victims],
             kept=attempt.holds or self._replant or self.holdings.keeps(uid, self.workloads),
             now=now,
@@ -848,9 +860,10 @@ class World:
         return attempt.state is AttemptState.REPAIRING and (pod.role, pod.index) in attempt.coming
 
     def _judge_node(self, name: str) -> None:
-        """Have a node as it was read last, with why it is avoided."""
+        """Have a node as it was read last, with why it is avoided, and when maintenance takes it."""
         node = self._nodes.get(name)
-        self.devices.on_node(name, node and replace(node, avoided=self._avoided.why(name)))
+        why_not, at = self._avoided.why(name), self._windows.get(name)
+        self.devices.on_node(name, node and replace(node, avoided=why_not, taken_at=at))
         self._changed_nodes({name})
 
     def _hold_devices(self, attempt: Attempt) -> None:
@@ -910,7 +923,8 @@ class World:
             self._counted_in[uid] = counted
             self._held.add(*counted)
 
-    def _places(self, attempt: Attempt) -> dict[str, Place]:
+    def _places(self, attempt: Attempt, now: float | None = None) -> dict[str, Place]:
+        """Return what an attempt's nodes are worth to it; before it holds them, at a time in Unix seconds, as to others."""
         job = self.jobs.get(attempt.uid)
         constraints = {role.name: role.constraints for role in job.gang.roles} if job else {}
         places: dict[str, Place] = {}
@@ -920,6 +934,9 @@ class World:
             place = self.fleet.place(placement.node, flavor, known or Constraints(), placement.requests)
             if places.get(placement.node, Place.GOOD) is Place.GOOD:
                 places[placement.node] = place
+        if now is not None and job is not None and not attempt.holds and not job.gang.lifetime.movable:
+            taken = (node for node in places if self.fleet.taken_at(node) < now + (job.max_run_seconds or inf))
+            places |= {node: Place.TAKEN for node in taken if places[node] is Place.GOOD}
         return places
 
     def _preemptible(self, attempt: Attempt) -> bool:
@@ -963,16 +980,17 @@ class World:
                 continue
             failed = attempt.shrunk is not None and attempt.shrunk.reason is Reason.GROWTH_FAILED
             if not failed and not job.gang.alternatives:
-                found.append(Elastic(self._gang(job, self.workloads[uid]), attempt.whole))
+                found.append(Elastic(self._gang(job, self.workloads[uid]), attempt.whole, _over_at(attempt, job)))
         return found
 
-    def _broken(self, uid: str, loss: Loss) -> Broken:
+    def _broken(self, uid: str, loss: Loss, now: float) -> Broken:
         attempt, gang = self.attempts[uid], self._gang(self.jobs[uid], self.workloads[uid])
         pods, places = pods_of(attempt.placements), self._places(attempt)
         roles = tuple(replace(role, pods=pods[role.name]) for role in gang.roles if role.name in pods)
         good = frozenset(node for node, place in places.items() if place is Place.GOOD)
         closed = frozenset(node for node, place in places.items() if place in {Place.CLOSED, Place.GONE})
-        return Broken(replace(gang, roles=roles), attempt.whole, loss.pods, good, closed, loss.why)
+        until, starts_by = _over_at(attempt, self.jobs[uid]), now + gang.lifetime.start
+        return Broken(replace(gang, roles=roles), attempt.whole, loss.pods, good, closed, loss.why, until, starts_by)
 
     def _elastic(self, attempt: Attempt) -> Portion | None:
         """Return the pods of an attempt that it can give up and run on; only when all of its pods are ready."""
@@ -1035,6 +1053,11 @@ class World:
 def _identity(pod: Pod) -> tuple[str, int, str, int]:
     """Return what our labels say, which anybody may change."""
     return pod.workload, pod.attempt, pod.role, pod.index
+
+
+def _over_at(attempt: Attempt, job: Job) -> float:
+    """Return when a running attempt is over by its own limits, in Unix seconds."""
+    return inf if job.max_run_seconds is None else (attempt.running_at or attempt.admitted_at) + job.max_run_seconds
 
 
 def _claims_of(job: Job) -> set[str]:

@@ -95,6 +95,7 @@ class Backlog:
         self.lines: dict[str, Line] = {}
         self._gangs: dict[str, Gang] = {}
         self._apart: set[str] = set()
+        self._by_lifetime = False
         self.update(gangs)
 
     def __len__(self) -> int:
@@ -131,9 +132,15 @@ class Backlog:
             _add(line.asleep, [gang for gang in some if gang.not_before and not gang.hold], _end_of_sleep)
             self._group(line, [gang for gang in some if not gang.not_before and not gang.hold])
 
-    def tell_apart(self, queues: Collection[str]) -> None:
-        """Keep gangs of different users, or namespaces, of these queues in groups of their own."""
+    def tell_apart(self, queues: Collection[str], *, by_lifetime: bool = False) -> None:
+        """Keep gangs of different users, or namespaces, of these queues in groups of their own.
+
+        ``by_lifetime``: also those of any queue that may hold their places for different times.
+        """
         changed, self._apart = self._apart ^ set(queues), set(queues)
+        if by_lifetime is not self._by_lifetime:
+            changed = set(self.lines)
+        self._by_lifetime = by_lifetime
         for name in changed & self.lines.keys():
             line = self.lines[name]
             gangs = [gang for group in line.groups.values() for gang in group.gangs]
@@ -176,7 +183,8 @@ class Backlog:
             del self.lines[gang.queue]
 
     def _kind(self, gang: Gang) -> object:
-        return (gang.shape, gang.namespace, gang.user) if gang.queue in self._apart else gang.shape
+        kind = (gang.shape, gang.namespace, gang.user) if gang.queue in self._apart else gang.shape
+        return (kind, gang.lifetime) if self._by_lifetime else kind
 
     def _group(self, line: Line, gangs: Iterable[Gang]) -> None:
         line.known = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 
 from queuectl.core.elastic import keys
 from queuectl.model.checkpoint import Ask, Checkpoint, Interruption, Report, Signal
@@ -21,25 +22,40 @@ def asked(attempt: Attempt, job: Job) -> list[PodKey]:
     return [key for key in keys(attempt.placements, attempt.done) if key[0] in roles]
 
 
-def leave(attempt: Attempt, job: Job | None, cause: Why, now: float) -> End:
-    """Return the end of an attempt that goes for somebody else. If it runs it is asked to save its work before."""
+def leave(
+    attempt: Attempt, job: Job | None, cause: Why, now: float, *, since: float | None = None, by: float = inf
+) -> End:
+    """Return the end of an attempt that goes for somebody else. If it runs it is asked to save its work before.
+
+    Times are Unix seconds. ``since``: what is saved from then on will do; now, when absent. ``by``: until when those
+    have to answer who are asked otherwise than by deletion.
+    """
     if job is None or job.saving is None or attempt.state is not AttemptState.RUNNING:
         return End(cause, Outcome.REQUEUE)
     by_deletion = job.saving.signal is Signal.SIG_TERM
     pods = 0 if by_deletion else len(asked(attempt, job))
-    if not pods and not by_deletion:
-        return End(cause, Outcome.REQUEUE)
-    return End(cause, Outcome.REQUEUE, ask=Ask(now, now + job.saving.grace_seconds, pods))
+    at, until = now if since is None else since, now + job.saving.grace_seconds
+    if by_deletion:
+        return End(cause, Outcome.REQUEUE, ask=Ask(at, until))
+    until = min(until, by)
+    return End(cause, Outcome.REQUEUE, ask=Ask(at, until, pods) if pods and until > now else None)
 
 
 def answered(attempt: Attempt, job: Job, pods: Mapping[PodKey, Pod], reports: Reports, ask: Ask) -> list[PodKey]:
-    """Return those of the asked pods that have done what they are asked for, or have nothing to save any more."""
+    """Return those of the asked pods that have done what they are asked for, or have nothing to save any more.
+
+    One that was told to stop by others, or has stopped, can't answer any more; then what it has saved since counts.
+    """
     name = ask.id(attempt.number)
-    return [
-        key
-        for key in asked(attempt, job)
-        if (key in reports and reports[key].ask == name) or (key in pods and pods[key].phase == "Succeeded")
-    ]
+
+    def has(key: PodKey) -> bool:
+        report, pod = reports.get(key), pods.get(key)
+        if (report is not None and report.ask == name) or (pod is not None and pod.phase == "Succeeded"):
+            return True
+        stops = pod is None or pod.deleting or pod.ended
+        return stops and report is not None and report.saved is not None and report.saved.at >= ask.at
+
+    return [key for key in asked(attempt, job) if has(key)]
 
 
 def last_words(attempt: Attempt, job: Job, reports: Reports, now: float) -> Why | None:

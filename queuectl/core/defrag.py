@@ -15,10 +15,11 @@ from queuectl.core.backlog import pending_key
 from queuectl.core.elastic import pods_of
 from queuectl.core.fleet import Fleet
 from queuectl.core.freed import Freed
-from queuectl.core.limits import not_for, particular, stopped
+from queuectl.core.limits import not_for, stopped
 from queuectl.core.nominate import Entry, entry_key, flavors_of, nominate
 from queuectl.core.preemption import Field, Running, victim_order
 from queuectl.core.snapshot import Moving, Snapshot
+from queuectl.core.windows import bounded
 from queuectl.model.objects import Flavor, Gang, QueueOrder
 from queuectl.model.plan import Admission, Placement, by_index, gpus_of
 from queuectl.model.policy import VictimChoice
@@ -129,7 +130,7 @@ def _lacking_nodes(snapshot: Snapshot, now: float) -> list[Gang]:
     """Return of each shape of waiting gangs the first, if only nodes keep it waiting."""
     backlog = snapshot.waiting
     backlog.wake(now)
-    backlog.tell_apart({name for name, queue in snapshot.queues.items() if particular(queue)})
+    snapshot.tell_apart()
     firsts = [gang for queue in backlog.lines for gang in first_in_line(snapshot, queue)]
     entries = [entry for gang in firsts for entry in [lacks_nodes(snapshot, gang, now)] if entry]
     return [entry.gang for entry in sorted(entries, key=entry_key)]
@@ -163,7 +164,7 @@ def keep(snapshot: Snapshot, moving: Moving, sign: int = +1) -> None:
 
 
 def _by_quota(snapshot: Snapshot, gang: Gang, now: float) -> Entry:
-    return nominate(replace(snapshot, fleet=None), (), gang, now)
+    return nominate(replace(snapshot, fleet=None), (), bounded(snapshot.fleet, gang, gang.lifetime.end(now)), now)
 
 
 class _Search:
@@ -365,7 +366,7 @@ class _Search:
         trial.assume(self.gang, entry.admission(), [victim.gang for victim in entry.victims])
         moves, homeless = [], []
         for running in sorted(away, key=lambda running: (-running.gpus, -running.pods, running.uid)):
-            places = _place_anew(trial, fleet, self.gangs[running.uid], running)
+            places = _place_anew(trial, fleet, self.gangs[running.uid], running, self.now)
             if isinstance(places, fit.Short):
                 homeless.append(running)
                 continue
@@ -386,11 +387,14 @@ def _spend(budgets: dict[str, int], running: Running, *, back: bool = False) -> 
     return True
 
 
-def _place_anew(snapshot: Snapshot, fleet: Fleet, gang: Gang, running: Running) -> tuple[Placement, ...] | fit.Short:
+def _place_anew(
+    snapshot: Snapshot, fleet: Fleet, gang: Gang, running: Running, now: float
+) -> tuple[Placement, ...] | fit.Short:
     """Return another place for the pods that a gang has, on nodes of the flavors that they have."""
     pods = pods_of(running.placements)
     flavors = {p.role: snapshot.flavors[p.flavor] for p in running.placements}
-    roles = [replace(role, pods=pods[role.name]) for role in gang.roles if role.name in pods]
+    kept = bounded(fleet, gang, gang.lifetime.end(now))
+    roles = [replace(role, pods=pods[role.name]) for role in kept.roles if role.name in pods]
     return fit.place(fleet, roles, flavors, gang.together)
 
 

@@ -10,7 +10,8 @@ from queuectl.core.cards import cards, weigh
 from queuectl.core.fleet import Fleet, Room
 from queuectl.core.fragmentation import Others
 from queuectl.core.topology import DRIVER, MODEL, Loss, Need, Rooms
-from queuectl.model.objects import ALIKE, NODE_LEVEL, Constraints, Flavor, GpuNeed, Role, Together
+from queuectl.core.windows import clear_of
+from queuectl.model.objects import ALIKE, NODE_LEVEL, REGARDLESS, Constraints, Flavor, GpuNeed, Role, Together
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, Why, counted, why
 from queuectl.model.resources import APART, HOST_PORT, format_quantity, is_extended
@@ -75,7 +76,12 @@ def holds(fleet: Fleet, room: Room, roles: Sequence[Role], flavors: Mapping[str,
 def exceeds_cluster(
     fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together = ALIKE
 ) -> Why | None:
-    """Say why the gang would not even fit if nobody else used the nodes; None if it would."""
+    """Say why the gang would not even fit if nobody else used the nodes; None if it would.
+
+    Maintenance windows end, so they are no reason why it can never fit.
+    """
+    if fleet.has_windows:
+        roles = clear_of(roles, REGARDLESS)
     key = (tuple(roles), tuple(flavors[role.name].name for role in roles), together)
     if key not in fleet.told_of_nodes:
         if len(fleet.told_of_nodes) >= MAX_TOLD:
@@ -314,8 +320,13 @@ class _Placed:
 
 
 def still(fleet: Fleet, short: Short) -> Short | None:
-    """Return how far it comes now, if there are too few places for a role yet; None if it has to be placed to tell."""
-    return _short(fleet, fleet.free(), short.role, short.flavor) if short.anywhere and not fleet.leaving else None
+    """Return how far it comes now, if there are too few places for a role yet; None if it has to be placed to tell.
+
+    Those who leave, and windows that come nearer, change what is there by themselves.
+    """
+    if not short.anywhere or fleet.leaving or fleet.has_windows:
+        return None
+    return _short(fleet, fleet.free(), short.role, short.flavor)
 
 
 def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None:
@@ -334,9 +345,18 @@ def _count_short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short 
     if found >= role.pods:
         return None
     nodes = int(fleet.mask(flavor, role.constraints).sum())
-    unsuited = (*_out_of_reach(fleet, role, flavor), *_unsuited(fleet, role, flavor))
+    unsuited = (*_taken(fleet, role, flavor), *_out_of_reach(fleet, role, flavor), *_unsuited(fleet, role, flavor))
     lacks = "; ".join((_lacks(room, flavor, role, found), *unsuited))
     return Short(role, flavor, nodes, found, lacks, anywhere=True)
+
+
+def _taken(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
+    """Say how many more nodes there are that maintenance has, or takes before the gang would be over."""
+    if not fleet.has_windows:
+        return
+    [anyway] = clear_of([role], REGARDLESS)
+    if more := int(fleet.mask(flavor, anyway.constraints).sum() - fleet.mask(flavor, role.constraints).sum()):
+        yield f"maintenance has, or takes before it is over, {counted(more, 'more node')}"
 
 
 def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:

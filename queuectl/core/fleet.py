@@ -4,18 +4,21 @@ Rows are nodes, columns are resources, both in order of first appearance; a forg
 How many pods of a kind each node holds is counted once, and then again only where something has changed.
 """
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from math import inf
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from queuectl.core.devices import Shape, shapes
-from queuectl.core.nodes import eligible
+from queuectl.core.nodes import back, eligible
 from queuectl.core.topology import Domains
-from queuectl.model.objects import Constraints, Flavor, GpuNeed, Node, Place
+from queuectl.model.objects import REGARDLESS, Constraints, Flavor, GpuNeed, Node, Place
 from queuectl.model.plan import Placement
 from queuectl.model.resources import ALONE, is_alone, is_device, is_unannounced
 
@@ -73,6 +76,8 @@ class Fleet:
         # Of devices that claims name: the distinct shapes, and by row which of them the node has; 0: none.
         self._shapes: dict[tuple[Shape, ...], int] = {(): 0}
         self._shape: Matrix = np.zeros(0, np.int64)
+        self._taken_at: npt.NDArray[np.float64] = np.zeros(0)  # by row, when a maintenance window takes the node
+        self._windows: Counter[float] = Counter()  # how many nodes are taken when
         self._counted: dict[_Kind, _Counted] = {}
         self._changes: list[int] = []  # rows, in the order in which they changed
         self._shared: dict[_Kind, _Counted] | None = None  # of the fleet whose snapshot this is, while they are alike
@@ -113,6 +118,7 @@ class Fleet:
         if known is None or known.labels != node.labels:
             self._domains = {}
         self._nodes[row] = node
+        self._take(row, node.taken_at)
         columns = [self._column(resource) for resource in node.allocatable]  # may replace the matrices
         self._allocatable[row] = 0
         self._allocatable[row, columns] = [max(0, min(amount, AMOUNT_LIMIT)) for amount in node.allocatable.values()]
@@ -128,6 +134,7 @@ class Fleet:
         if row is None:
             return
         self._nodes[row] = None
+        self._take(row, None)
         self._domains = {}
         self.told_of_nodes = {}
         self._allocatable[row] = 0
@@ -283,6 +290,14 @@ class Fleet:
 
     def mask(self, flavor: Flavor, constraints: Constraints) -> Mask:
         """Return which rows pods of these constraints may use; kept, so not to be written."""
+        if constraints.until:  # few, and of passing times, so they are not kept
+            always = replace(constraints, until=0.0)
+            mask = self.mask(flavor, always)
+            if constraints.until != REGARDLESS:
+                return mask & (self._taken_at >= constraints.until)
+            mask, taken = mask.copy(), np.flatnonzero(self._taken_at < inf).tolist()
+            mask[taken] = [(node := self._nodes[r]) is not None and eligible(back(node), flavor, always) for r in taken]
+            return mask
         key = (flavor, constraints)
         if key not in self._masks:
             if len(self._masks) >= MAX_MASKS:
@@ -291,6 +306,30 @@ class Fleet:
                 [node is not None and eligible(node, flavor, constraints) for node in self._nodes], np.bool_
             )
         return self._masks[key]
+
+    @property
+    def has_windows(self) -> bool:
+        """Tell whether maintenance windows take any node."""
+        return bool(self._windows)
+
+    @property
+    def windows(self) -> list[float]:
+        """The times, in Unix seconds and in order, at which maintenance windows take nodes."""
+        return sorted(self._windows)
+
+    def taken_at(self, name: str) -> float:
+        """Return the Unix seconds at which a maintenance window takes a node; infinite if none is known."""
+        row = self._rows.get(name)
+        return inf if row is None else float(self._taken_at[row])
+
+    def taken_before(self, end: float) -> float:
+        """Return a time of which it is true that the same nodes are taken before it as before ``end``; 0.0: none.
+
+        It is the same for many ends, so that gangs that end at different times can be looked at together.
+        """
+        windows = self.windows
+        index = bisect_left(windows, end)
+        return 0.0 if not index else windows[index] if index < len(windows) else inf
 
     def offers(self, mask: Mask, resource: str) -> bool:
         """Tell whether any of the nodes in these rows has the resource for pods."""
@@ -433,10 +472,20 @@ class Fleet:
         self._promised = np.pad(self._promised, shape)
         self._free = np.pad(self._free, shape)
         self._shape = np.pad(self._shape, shape[0])
+        self._taken_at = np.pad(self._taken_at, shape[0], constant_values=inf)
         self._forget_counts()
         self._nodes.extend([None] * (rows - old_rows))
         self._unused.extend(range(rows - 1, old_rows - 1, -1))
         self._masks = {}  # they are too short now
+
+    def _take(self, row: int, at: float | None) -> None:
+        """Take in when a maintenance window takes a row's node."""
+        before, self._taken_at[row] = self._taken_at[row], inf if at is None else at
+        for time, sign in ((float(before), -1), (float(self._taken_at[row]), +1)):
+            if time < inf:
+                self._windows[time] += sign
+                if not self._windows[time]:
+                    del self._windows[time]
 
     def _changed(self, row: int) -> None:
         """Take in that a row's room has changed."""

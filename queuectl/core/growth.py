@@ -13,6 +13,7 @@ from queuectl.core.elastic import alike, last, numbered, pods_of
 from queuectl.core.limits import stopped
 from queuectl.core.repair import as_placements, places_for_missing
 from queuectl.core.snapshot import Elastic, Snapshot
+from queuectl.core.windows import bounded, ends_at
 from queuectl.model.objects import Gang, Role
 from queuectl.model.plan import Placement, Portion, held
 from queuectl.model.reasons import Reason, Why
@@ -21,7 +22,7 @@ from queuectl.model.resources import CARDS
 # Whoever waits for something else than room and quota takes neither in the next cycle.
 _WANTS = {
     Reason.PENDING, Reason.BEHIND_HEAD, Reason.WAITING_FOR_QUOTA, Reason.WAITING_FOR_OWN_QUOTA,
-    Reason.WAITING_FOR_NODES, Reason.WAITING_BEFORE_PREEMPTION, Reason.VICTIMS_PROTECTED,
+    Reason.WAITING_FOR_NODES, Reason.MAINTENANCE_AHEAD, Reason.WAITING_BEFORE_PREEMPTION, Reason.VICTIMS_PROTECTED,
     Reason.DISRUPTION_FORBIDDEN, Reason.WAITING_FOR_VICTIMS_OF_OTHERS,
 }  # fmt: skip
 
@@ -100,6 +101,7 @@ def _places(snapshot: Snapshot, one: Elastic, grown: Gang, like: Mapping[str, Pl
     if not snapshot.tree.fits(queue.name, usage) or not snapshot.fits_later(grown, usage):
         return None
     stay = {key: p.node for key, p in numbered(one.has.placements).items()}
+    grown = bounded(fleet, grown, ends_at(fleet, one.until, stay.values()))
     found = places_for_missing(fleet, grown, {role: snapshot.flavors[p.flavor] for role, p in like.items()}, stay)
     return None if found is None else _charged(one, as_placements(found, like))
 

@@ -1,7 +1,7 @@
 """How an attempt goes on: from its state and its pods to the next move, if one is due. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from queuectl.core.checkpoint import answered, asked, interruption, leave
@@ -15,6 +15,7 @@ from queuectl.model.reasons import Reason, Why, why
 _LOST = {
     Place.CROWDED: "others' pods took its room",
     Place.CLOSED: "it takes no new pods",
+    Place.TAKEN: "maintenance takes it before it would be over",
     Place.GONE: "it is gone",
 }
 _STARTING = {AttemptState.RESERVED, AttemptState.CREATED, AttemptState.UNGATED}
@@ -196,12 +197,18 @@ def _has_saved(view: View, job: Job) -> End | None:
     end = view.attempt.end
     if end is None or end.ask is None:
         return end
-    answers = len(answered(view.attempt, job, view.pods, view.reports, end.ask))
-    missing = answers < len(asked(view.attempt, job)) and view.now < end.ask.until
-    if missing and _pod_fault(view, job) is None:
+    done = answered(view.attempt, job, view.pods, view.reports, end.ask)
+    missing = len(done) < len(asked(view.attempt, job)) and view.now < end.ask.until
+    if missing and not _in_vain(view, done):
         return None
     over = min(view.now, end.ask.until)
-    return replace(end, ask=replace(end.ask, until=over, answered=min(answers, end.ask.pods)))
+    return replace(end, ask=replace(end.ask, until=over, answered=min(len(done), end.ask.pods)))
+
+
+def _in_vain(view: View, done: Collection[PodKey]) -> bool:
+    """Tell whether any pod is gone or has failed before it had saved its work; ``done``: those that have."""
+    left = {key: view.pods.get(key) for key in _keys(view.attempt) if key not in done}
+    return any(pod is None or pod.phase == "Failed" or view.places.get(pod.node) is Place.GONE for pod in left.values())
 
 
 def _succeeded(view: View, job: Job) -> End | None:
@@ -228,7 +235,7 @@ def _pod_fault(view: View, job: Job) -> End | None:
         return None
     lost = _lost(view)
     if lost is not None:
-        return None if loss(view) else lost
+        return None if loss(view) else _saving_first(view, job, lost)
     failed = next((pod for pod in members(view.attempt, view.pods) if pod.phase == "Failed"), None)
     return _failed(view, job, failed) if failed else None
 
@@ -248,6 +255,18 @@ def _lost(view: View) -> End | None:
         if _is_removed(one):
             return _again_later(view, why(Reason.POD_LOST, pod=one.name if one else f"{role}-{index}"))
     return None
+
+
+def _saving_first(view: View, job: Job, lost: End) -> End:
+    """Return the end of a gang that has lost pods: if all are there yet, as they have time to stop, they are to save first."""
+    pods = members(view.attempt, view.pods)
+    told = [pod for pod in pods if pod.deleting and not pod.ended and pod.stops_at > view.now]
+    of_pods = lost.why.reason in {Reason.POD_DISRUPTED, Reason.POD_LOST}
+    if not told or not of_pods or len(pods) < len(_keys(view.attempt)):
+        return lost
+    since = max(min(pod.told_at for pod in told), view.attempt.saved_at or 0.0)  # asks are named in order of time
+    by = min(pod.stops_at for pod in told)
+    return replace(lost, ask=leave(view.attempt, job, lost.why, view.now, since=since, by=by).ask)
 
 
 def _is_disrupted(pod: Pod) -> bool:

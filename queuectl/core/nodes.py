@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from queuectl.core.cards import weigh
 from queuectl.model.gpus import SHARED, is_slice
 from queuectl.model.objects import Constraints, Flavor, Node, NodeTerm, Requirement, Taint, Toleration
 from queuectl.model.resources import CARD
 
+_BY_KUBERNETES = "node.kubernetes.io/"  # taints of nodes that are cordoned, not ready or out of reach
 _INTEGER = re.compile("[+-]?[0-9]+")  # as Go parses it: no blanks, no underscores, and 64 bits
 
 
@@ -29,6 +31,12 @@ def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
         and all(_tolerated(taint, (*constraints.tolerations, *flavor.tolerations)) for taint in node.taints)
         and _gpus_suit(node, flavor, constraints)
     )
+
+
+def back(node: Node) -> Node:
+    """Return a node as it will be once maintenance gives it back."""
+    taints = tuple(taint for taint in node.taints if not taint.key.startswith(_BY_KUBERNETES))
+    return replace(node, taints=taints, unschedulable=False, ready=True, avoided="")
 
 
 def _gpus_suit(node: Node, flavor: Flavor, constraints: Constraints) -> bool:

@@ -16,11 +16,14 @@ from queuectl.core.preemption import Ask, Beside, Field, Running, Victim
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import height_that_fits
 from queuectl.core.victims import find_victims
+from queuectl.core.windows import bounded
 from queuectl.model.objects import NODE_LEVEL, Flavor, Gang, Queue, Role
 from queuectl.model.plan import Admission, Placement
 from queuectl.model.policy import Cell, Reclaim, Within
-from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.reasons import Reason, Why, listed, why
 from queuectl.model.resources import CARDS, format_quantity, is_extended, is_gpu, total
+
+_MINUTE = 60  # seconds
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,49 @@ def nominate(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float)
     """Return the best that the gang could get, with all of its pods or, if it is elastic, with as many as can be had.
 
     Of its alternatives the first that fits, or else the first for which there are victims. ``taken``: workloads that
-    are on their way out for somebody else. ``now``: Unix seconds.
+    are on their way out for somebody else. ``now``: Unix seconds. On nodes that no maintenance window takes before it is
+    over; a gang that is movable goes onto others too, if it has the time to start there and does not fit on these.
     """
+    kept, able = (bounded(snapshot.fleet, gang, end) for end in (gang.lifetime.end(now), now + gang.lifetime.start))
+    entry = _of_alternatives(snapshot, taken, kept, now)
+    if kept is gang:
+        return entry
+    if not entry.fits and not entry.by_quota and kept.roles != able.roles:
+        anyway = _of_alternatives(snapshot, taken, able, now)
+        if gang.lifetime.movable and (anyway.fits or entry.wait is not None):
+            entry = anyway
+        elif entry.wait is not None and anyway.fits:
+            entry = replace(entry, wait=_maintenance_ahead(snapshot, taken, gang, anyway, now))
+    return replace(entry, gang=gang)
+
+
+def _maintenance_ahead(snapshot: Snapshot, taken: Collection[str], gang: Gang, anyway: Entry, now: float) -> Why:
+    """Say which nodes a gang would start on but for their maintenance, and for how long it could."""
+    fleet, life = snapshot.fleet, gang.lifetime
+    end = life.end(now)
+    nodes = {p.node: at for p in anyway.placements if fleet and (at := fleet.taken_at(p.node)) < end}
+
+    def fits(window: float) -> bool:
+        return _of_alternatives(snapshot, taken, bounded(fleet, gang, window), now).fits
+
+    windows = [at for at in fleet.windows if at < end] if fleet else []
+    last = bisect_left(windows, True, key=lambda window: not fits(window)) - 1  # noqa: FBT003 - what is looked for
+    seconds = int(windows[last] - now) - life.start if last >= 0 else 0
+    seconds -= seconds % 60 if seconds > _MINUTE else 0  # else it would be told anew each second
+    changes = [f"maxRunSeconds of at most {seconds}"] if seconds > 0 else []
+    changes += ["spec.checkpoint"] if life.run is None else []
+    lasts = f"it may take until {_moment(end)}" if life.run is not None else "it has no maxRunSeconds"
+    return why(
+        Reason.MAINTENANCE_AHEAD, nodes=listed(sorted(nodes)), at=_moment(min(nodes.values(), default=now)), lasts=lasts,
+        change=" or ".join(changes) or "their maintenance over",
+    )  # fmt: skip
+
+
+def _moment(unix: float) -> str:
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _of_alternatives(snapshot: Snapshot, taken: Collection[str], gang: Gang, now: float) -> Entry:
     first = _nominate(snapshot, taken, gang, now)
     if first.fits or not gang.alternatives:
         return first

@@ -12,6 +12,7 @@ from queuectl.core.elastic import numbered
 from queuectl.core.fleet import Fleet
 from queuectl.core.repair import as_placements, places_for_missing
 from queuectl.core.snapshot import Broken, Snapshot
+from queuectl.core.windows import bounded, ends_at
 from queuectl.model.plan import Placement, PodKey, Repair
 from queuectl.model.reasons import Reason, listed, why
 
@@ -73,7 +74,10 @@ def _replaced(snapshot: Snapshot, fleet: Fleet, one: Broken) -> Repair | None:
     left = tuple(p for p in one.has.placements if p.node in nodes - one.good)
     stay = {key: p.node for key, p in before.items() if p not in left}
     flavors = {role: snapshot.flavors[p.flavor] for role, p in like.items()}
-    places = places_for_missing(fleet, one.gang, flavors, stay)
+    kept = bounded(fleet, one.gang, ends_at(fleet, one.until, stay.values()))
+    places = places_for_missing(fleet, kept, flavors, stay)
+    if places is None and kept is not one.gang and one.gang.lifetime.movable:
+        places = places_for_missing(fleet, bounded(fleet, one.gang, one.starts_by), flavors, stay)
     return None if places is None else _checked(one, left, stay, places, as_placements(places, like))
 
 

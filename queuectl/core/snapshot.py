@@ -3,13 +3,14 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from typing import Self
 
 from queuectl.core.backlog import Backlog
 from queuectl.core.claims import Idle
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix, Others
-from queuectl.core.limits import Held, requested
+from queuectl.core.limits import Held, particular, requested
 from queuectl.core.preemption import Running, there
 from queuectl.core.tree import Tree
 from queuectl.core.usage import Past
@@ -36,6 +37,7 @@ class Elastic:
 
     gang: Gang
     has: Portion
+    until: float = inf  # Unix seconds at which it is over by its own limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Broken:
     good: frozenset[str]  # nodes on which their places are still good
     closed: frozenset[str]  # its nodes that take no new pods, of which others may be lost soon
     why: Why
+    until: float = inf  # Unix seconds at which it is over by its own limits
+    starts_by: float = 0.0  # Unix seconds until which its new pods may take to be ready
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,11 @@ class Snapshot:
             return self
         running = {queue: [one for one in gangs if one.uid not in uids] for queue, gangs in self.running.items()}
         return replace(self, running=running)
+
+    def tell_apart(self) -> None:
+        """Keep those waiting gangs in groups of their own that can't be told the same."""
+        queues = {name for name, queue in self.queues.items() if particular(queue)}
+        self.waiting.tell_apart(queues, by_lifetime=self.fleet is not None and self.fleet.has_windows)
 
     def copy(self) -> Self:
         """Return a snapshot in which gangs can be assumed."""

@@ -45,6 +45,7 @@ from queuectl.model.objects import (
     Inside,
     Job,
     Level,
+    Lifetime,
     Namespace,
     Node,
     Pod,
@@ -85,6 +86,7 @@ class _Meta(msgspec.Struct, rename="camel"):
     generation: int = 0
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     finalizers: list[str] = []
@@ -198,6 +200,7 @@ def pod(raw: Bytes) -> Item[Pod]:
     meta, labels = seen.metadata, seen.metadata.labels
     conditions = {c.type: c for c in seen.status.conditions if c.status == "True"}
     disrupted = conditions.get("DisruptionTarget")
+    stops_at = meta.deletion_timestamp.timestamp() if meta.deletion_timestamp else 0.0
     report, problem = _report(seen) if WORKLOAD_LABEL in labels else (None, "")
     counts = seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"}
     value = Pod(
@@ -210,6 +213,8 @@ def pod(raw: Bytes) -> Item[Pod]:
         ready="Ready" in conditions,
         gated=any(gate.name == GATE for gate in seen.spec.scheduling_gates),
         deleting=meta.deletion_timestamp is not None,
+        told_at=stops_at - (meta.deletion_grace_period_seconds or 0),
+        stops_at=stops_at,
         exit_code=_exit_code(seen.status),
         disrupted=(disrupted.message or "DisruptionTarget") if disrupted else "",
         workload=labels.get(WORKLOAD_LABEL, ""),
@@ -597,6 +602,8 @@ def job(raw: Bytes) -> Item[Job]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = why(Reason.MISCONFIGURED, field="spec.roles", problem=str(error))
     gpu, topology = spec.get("gpu") or {}, spec.get("topology") or {}
+    saving = _saving(spec["checkpoint"]) if spec.get("checkpoint") else None
+    lifetime = Lifetime(spec.get("startDeadlineSeconds") or 300, spec.get("maxRunSeconds"), saves=saving is not None)
     gang = Gang(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -619,6 +626,7 @@ def job(raw: Bytes) -> Item[Job]:
         user=meta.annotations.get(SUBMITTED_BY, ""),
         preemptible=spec.get("preemptible", True),
         hold=bool(spec.get("hold")),
+        lifetime=lifetime,
     )
     value = Job(
         gang=gang,
@@ -627,10 +635,10 @@ def job(raw: Bytes) -> Item[Job]:
         priority_class=spec.get("priorityClassName") or "",
         deleting=meta.deletion_timestamp is not None,
         has_finalizer=FINALIZER in meta.finalizers,
-        start_deadline_seconds=spec.get("startDeadlineSeconds") or 300,
+        start_deadline_seconds=lifetime.start,
         backoff_limit=spec.get("backoffLimit", 3),
         replaces_lost_pods=spec.get("replaceLostPods") or False,
-        max_run_seconds=spec.get("maxRunSeconds"),
+        max_run_seconds=lifetime.run,
         ttl_seconds=spec.get("ttlSecondsAfterFinished"),
         templates={role["name"]: role["template"] for role in spec["roles"]} if problem is None else {},
         status=seen.status,
@@ -638,7 +646,7 @@ def job(raw: Bytes) -> Item[Job]:
         volumes=volumes,
         move=moves.read(meta.annotations),
         problem=problem,
-        saving=_saving(spec["checkpoint"]) if spec.get("checkpoint") else None,
+        saving=saving,
         save_asked_at=_time(meta.annotations.get(SAVE_ASKED)),
     )
     return Item(meta.uid, meta.resource_version, value)

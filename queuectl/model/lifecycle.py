@@ -87,6 +87,9 @@ class Outcome(StrEnum):
     DELETED = "Deleted"
 
 
+_BY_OTHERS = {Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED, Reason.POD_DISRUPTED}
+
+
 @dataclass(frozen=True, slots=True)
 class End:
     """Why an attempt ends and what then."""
@@ -113,7 +116,7 @@ class End:
     @property
     def disrupts(self) -> bool:
         """Tell whether it comes to the gang from outside, by decision, and not by anything that the gang did."""
-        return self.why.reason in FOR_OTHERS | LEAVES_NODE | {Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
+        return self.why.reason in FOR_OTHERS | LEAVES_NODE | _BY_OTHERS
 
 
 @dataclass(frozen=True, slots=True)

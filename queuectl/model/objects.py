@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from queuectl.model.checkpoint import Report, Saving
@@ -61,6 +62,9 @@ class GpuNeed:
     mates: int = 1
 
 
+REGARDLESS = -1.0  # as until: as if maintenance had given back all nodes that it has, and took none
+
+
 @dataclass(frozen=True, slots=True)
 class Constraints:
     """Where a role's pods may go. Hashable: equal constraints share one eligibility mask."""
@@ -70,6 +74,7 @@ class Constraints:
     tolerations: tuple[Toleration, ...] = ()
     gpu: GpuNeed | None = None  # None: its GPUs, if it has any, may be anything
     volumes: tuple[tuple[NodeTerm, ...], ...] = ()  # from where its volumes can be reached: of each one term
+    until: float = 0.0  # Unix seconds; not onto a node that a maintenance window takes before
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,24 @@ class Shape:
         return isinstance(other, Shape) and self._hash == other._hash and self._values == other._values
 
 
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How long a gang may hold its places, by its own limits, and what an end before costs it."""
+
+    start: int = 300  # seconds from its admission until all of its pods must be ready
+    run: int | None = None  # seconds that it may run then; None: without end
+    saves: bool = False  # whether it can be asked to save its work, and go on elsewhere
+
+    @property
+    def movable(self) -> bool:
+        """Tell whether it has no end that could be waited for, but loses no work when it has to go."""
+        return self.run is None and self.saves
+
+    def end(self, now: float) -> float:
+        """Return the Unix seconds at which it is over at the latest if it is admitted now."""
+        return inf if self.run is None else now + self.start + self.run
+
+
 @dataclass(frozen=True)
 class Gang:
     """A workload as the core sees it: all of its pods start together or none does."""
@@ -163,6 +186,7 @@ class Gang:
     hold: bool = False
     not_before: float = 0.0  # Unix seconds; a requeued gang backs off until then
     last_end: str = ""  # why the attempt before ended
+    lifetime: Lifetime = Lifetime()  # with which gangs of one shape differ while maintenance windows are ahead
 
     @cached_property
     def shape(self) -> "Shape":
@@ -288,6 +312,7 @@ class Node:
     gpus: Gpus = NO_GPUS
     devices: tuple[Device, ...] = ()  # its allocatable has them, too: 1 of each, and all of what they count as
     avoided: str = ""  # why nobody new goes there for now, for people; empty: it is not avoided
+    taken_at: float | None = None  # Unix seconds at which a maintenance window takes it; None: none is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +354,7 @@ class Place(StrEnum):
     GOOD = "Good"
     CROWDED = "Crowded"  # others' pods took room that was reserved
     CLOSED = "Closed"  # unschedulable, not ready or newly tainted
+    TAKEN = "Taken"  # a maintenance window takes it before the gang would be over
     GONE = "Gone"
 
 
@@ -345,6 +371,8 @@ class Pod:
     ready: bool = False
     gated: bool = False
     deleting: bool = False
+    told_at: float = 0.0  # Unix seconds: since when it is being deleted
+    stops_at: float = 0.0  # Unix seconds: until when it may take to stop then
     exit_code: int | None = None
     disrupted: str = ""  # message of a DisruptionTarget condition
     workload: str = ""

@@ -50,6 +50,7 @@ class Reason(Enum):
         "Only {found} of {need:pod} of role {role} fit on the {nodes:node} of flavor {flavor} that they may use:"
         " short of {short}."
     )
+    MAINTENANCE_AHEAD = "Maintenance takes {nodes} at {at}, and {lasts}; with {change} it would start now."
     WAITING_FOR_OWN_QUOTA = (
         "It is not preemptible and so does not borrow: it asks for {wanted} {resource} in flavor {flavor}, and of queue"
         " {queue}'s own {nominal}, {used} are in use."

@@ -384,6 +384,8 @@ class Clockwork:
             done = True
         elif event.defrag is not None:
             done = self._defrag(event.defrag)
+        elif event.window is not None:
+            done = self.cluster.announce(event.window, self.now)
         else:
             done = self.cluster.happen(event)
         told = event.model_dump(by_alias=True, exclude_none=True, exclude={"at"}, mode="json")

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from queuectl.control.avoided import Avoidance
 from queuectl.control.world import World
 from queuectl.core.checkpoint import asked
 from queuectl.core.lifecycle import View, can_go, coming, holding
@@ -19,8 +20,9 @@ from queuectl.model.devices import Listed, Slice, qualified
 from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Move, Step
 from queuectl.model.objects import DeviceKind, Flavor, Job, MoveRequest, Namespace, Node, Place, Pod
 from queuectl.model.plan import PodKey
+from queuectl.model.reasons import Reason, why
 from queuectl.model.resources import parse_quantity
-from queuectl.simulate.form import GPU, EventForm, JobForm, NodeForm, QueueForm, Scenario, edited
+from queuectl.simulate.form import GPU, EventForm, JobForm, NodeForm, QueueForm, Scenario, WindowForm, edited
 
 Later = Callable[[float, Callable[[], None]], None]  # seconds from now, what then happens
 
@@ -42,6 +44,8 @@ class Cluster:
         self._queues = {form.name: self._queue(form) for form in scenario.queues}
         self._namespaces = [Namespace(form.name, form.labels) for form in scenario.namespaces]
         self.jobs: dict[str, Job] = {}
+        self._windows: list[WindowForm] = []  # that are announced and have not ended
+        self._open: list[WindowForm] = []  # those of them that have begun
 
     def connect(self, world: World) -> None:
         """Show everything to a new leader's world."""
@@ -58,6 +62,7 @@ class Cluster:
                     world.on_slice(None, _slice(node, flavor, flavor.devices))
         for node in self._nodes.values():
             world.on_node(None, node)
+        self._tell_windows()
         for job in self.jobs.values():
             world.on_job(None, job)
         for pod in self._pods.values():
@@ -87,6 +92,8 @@ class Cluster:
         match event.verb:
             case "node_down" | "node_up" | "cordon" | "uncordon":
                 return self._turn(event.verb, event.target)
+            case "drain":
+                return self._drain(event.target, event.at)
             case "finish" | "fail":
                 return self._stop(event.target, failed=event.verb == "fail")
             case "delete":
@@ -103,6 +110,35 @@ class Cluster:
                 form = self._queue_forms[event.set_stop_policy.queue]
                 self._set_queue(form.model_copy(update={"stop_policy": event.set_stop_policy.stop_policy}))
         return True
+
+    def announce(self, window: WindowForm, now: float) -> bool:
+        """Let maintenance be announced, take its nodes and give them back; False when it is over already."""
+        if window.end <= now:
+            return False
+        self._windows.append(window)
+        self._tell_windows()
+        self._later(max(0.0, window.start - now), lambda: self._begin(window))
+        self._later(window.end - now, lambda: self._end(window))
+        return True
+
+    def _begin(self, window: WindowForm) -> None:
+        self._open.append(window)
+        self._tell_windows()
+
+    def _end(self, window: WindowForm) -> None:
+        self._open.remove(window)
+        self._windows.remove(window)
+        self._tell_windows()
+
+    def _tell_windows(self) -> None:
+        """Have nobody go onto nodes of open windows, who is there leave, and the controller know of all windows."""
+        taken: dict[str, float] = {}
+        for window in sorted(self._windows, key=lambda window: window.start, reverse=True):
+            taken |= dict.fromkeys(window.nodes, window.start)
+        self.world.take_at(taken)
+        nodes = {node for window in self._open for node in window.nodes}
+        told = {node: why(Reason.NODE_MAINTENANCE, node=node, problem="its window has begun") for node in nodes}
+        self.world.avoid("window", {node: Avoidance("it is in maintenance", leave) for node, leave in told.items()})
 
     def ask(self, request: MoveRequest, of: Collection[str] | None = None) -> None:
         """Have those jobs bear a request that are to move, or only some of them."""
@@ -245,6 +281,16 @@ class Cluster:
             after = None
         self.world.on_node(before, after) if before or after else None
         return before != after
+
+    def _drain(self, name: str, now: float) -> bool:
+        """Cordon a node and evict the pods there, each of which takes its time to stop."""
+        there = [pod for pod in self._pods.values() if pod.node == name and not pod.ended and not pod.deleting]
+        cordoned = self._turn("cordon", name)
+        for pod in there:
+            grace, key = self._forms[pod.workload].grace, _key(pod)
+            self._set_pod(replace(pod, deleting=True, disrupted="evicted", told_at=now, stops_at=now + grace))
+            self._later(grace, lambda key=key: self._remove_pod(key))  # type: ignore[misc]
+        return cordoned or bool(there)
 
     def _edit(self, name: str, change: Callable[[Job], Job]) -> bool:
         job = self.jobs.get(name)

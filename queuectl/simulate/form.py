@@ -218,6 +218,20 @@ class StopEdit(Part):
     stop_policy: StopPolicy
 
 
+class WindowForm(Part):
+    """A maintenance window, announced at the event's time: it takes nodes from one time to another."""
+
+    nodes: list[StrictStr] = Field(min_length=1)
+    start: Seconds
+    end: Seconds
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.end <= self.start:
+            raise ValueError(f"end of {self.end:g} is not after start, {self.start:g}; write a later one")
+        return self
+
+
 class EventForm(Part):
     """Something that happens: exactly one of the fields beside ``at``."""
 
@@ -232,6 +246,8 @@ class EventForm(Part):
     node_up: StrictStr | None = None
     cordon: StrictStr | None = None
     uncordon: StrictStr | None = None
+    drain: StrictStr | None = None
+    window: WindowForm | None = None
     set_quota: QuotaEdit | None = None
     set_stop_policy: StopEdit | None = None
     controller_restart: StrictBool | None = None
@@ -244,6 +260,15 @@ class EventForm(Part):
             told = f"{', '.join(sorted(given))} are several things at once; write each as an event of its own"
             raise ValueError(told if given else f"nothing happens; add one of {', '.join(map(str, known))}")
         return self
+
+    def check_names(self, field: str, jobs: set[str], nodes: set[str], queues: set[str]) -> None:
+        """Raise ValueError if it happens to something that does not exist. ``field``: where the event stands."""
+        if self.target:
+            _known(field, self.target, nodes if self.verb in _OF_NODES else jobs)
+        for node in self.window.nodes if self.window else ():
+            _known(f"{field}.window.nodes", node, nodes)
+        if self.queue:
+            _known(f"{field}.{type(self).model_fields[self.verb].alias}.queue", self.queue, queues)
 
     @property
     def verb(self) -> str:
@@ -360,10 +385,7 @@ class Scenario(Part):
         for i, job in enumerate(self.jobs):
             _known(f"jobs[{i}].queue", job.queue, queues)
         for i, event in enumerate(self.events):
-            if event.target:
-                _known(f"events[{i}]", event.target, nodes if event.verb in _OF_NODES else jobs)
-            if event.queue:
-                _known(f"events[{i}].{type(event).model_fields[event.verb].alias}.queue", event.queue, queues)
+            event.check_names(f"events[{i}]", jobs, nodes, queues)
         for i, want in enumerate(self.want):
             for name in want.jobs():
                 _known(f"want[{i}]", name, jobs)
@@ -374,7 +396,7 @@ class Scenario(Part):
         return [*(flavor.manifest() for flavor in self.flavors), *(queue.manifest() for queue in self.queues)]
 
 
-_OF_NODES = {"node_down", "node_up", "cordon", "uncordon"}
+_OF_NODES = {"node_down", "node_up", "cordon", "uncordon", "drain"}
 
 
 def edited(queue: QueueForm, edit: QuotaEdit) -> QueueForm:

@@ -122,6 +122,81 @@ def test_until_then_it_stays(reports: dict[PodKey, Report]) -> None:
     assert next_move(view(reports=reports, now=NOW + 59)) is None, "also past its maxRunSeconds"
 
 
+def told(pod: Pod, *, since: float = NOW - 2, grace: float = 30, **given: Any) -> Pod:
+    """Return a pod that others have told to stop."""
+    return replace(pod, deleting=True, told_at=since, stops_at=since + grace, **given)
+
+
+EVICTED = {**PODS, B: told(PODS[B], disrupted="Eviction API: evicting")}
+UP = view(attempt=RUNNING, pods=EVICTED, now=NOW)
+
+
+@pytest.mark.parametrize("cause", ["PodDisrupted", "PodLost"])
+def test_a_gang_of_which_a_pod_is_evicted_or_deleted_saves_while_that_has_time_to_stop(cause: str) -> None:
+    pods = EVICTED if cause == "PodDisrupted" else {**PODS, B: told(PODS[B])}
+    move = next_move(replace(UP, pods=pods))
+    assert move is not None
+    assert move.to is AttemptState.CHECKPOINTING
+    assert move.end is not None
+    assert (move.end.why.code, move.end.outcome, move.end.charged) == (cause, Outcome.REQUEUE, False)
+    assert move.end.ask == Ask(NOW - 2, NOW + 28, pods=2), "what it saves since it was told will do"
+    asking = replace(UP, pods=pods, attempt=replace(RUNNING, state=AttemptState.CHECKPOINTING, end=move.end))
+    assert next_move(replace(asking, now=NOW + 27)) is None
+    assert end_of(next_move(replace(asking, now=NOW + 28))).why.code == cause
+    name = Ask(NOW - 2, NOW).id(3)
+    assert next_move(replace(asking, reports={B: report(name)})) is None
+    ended = end_of(next_move(replace(asking, reports={A: report(name), B: report(name)})))
+    assert ended.ask is not None
+    assert (ended.why.code, ended.ask.answered) == (cause, 2)
+
+
+def test_the_least_of_what_the_pod_and_the_job_allow_is_its_time() -> None:
+    def until(pod: Pod, job: Job = JOB) -> float | None:
+        move = next_move(replace(UP, job=job, pods={**PODS, B: pod}))
+        assert move is not None
+        assert move.end is not None
+        return move.end.ask.until if move.end.ask else None
+
+    assert until(told(PODS[B], grace=600)) == NOW + 60
+    assert until(told(PODS[B], grace=2)) is None, "it should be gone by now"
+    assert until(told(PODS[B], phase="Failed", exit_code=143)) is None, "it has stopped"
+    assert until(told(PODS[B], grace=5), replace(JOB, saving=Saving(grace_seconds=60))) == NOW + 60, "SIGTERM, at once"
+    assert until(told(PODS[B]), replace(JOB, saving=None)) is None
+    both = next_move(replace(UP, pods={**EVICTED, A: told(PODS[A], grace=9)}))
+    assert both is not None
+    assert both.end is not None
+    assert both.end.ask == Ask(NOW - 2, NOW + 7, pods=2), "the first to stop sets the time"
+
+
+def test_an_evicted_gang_has_saved_when_all_did_so_before_they_stopped() -> None:
+    """Those who agree to stop when one of them has to exit by themselves, and can't answer by name."""
+    end = End(why(Reason.POD_DISRUPTED, pod="g", problem="evicting"), Outcome.REQUEUE, ask=Ask(NOW - 2, NOW + 28, 2))
+    asking = replace(UP, attempt=replace(RUNNING, state=AttemptState.CHECKPOINTING, end=end))
+    failed = {key: replace(pod, phase="Failed", exit_code=143) for key, pod in EVICTED.items() if key != PS}
+    both = {A: report(at=NOW - 1), B: report(at=NOW - 1)}
+    assert next_move(replace(asking, pods={**EVICTED, B: failed[B]}, reports={B: both[B]})) is None, "the other may yet"
+    assert next_move(replace(asking, pods={A: PODS[A], PS: PODS[PS]}, reports={B: both[B]})) is None, (
+        "also once it is gone"
+    )
+    for pods, reports, answered in (
+        ({**EVICTED, **failed}, both, 2),
+        ({A: failed[A], PS: PODS[PS]}, both, 2),
+        ({**EVICTED, **failed}, {A: both[A], B: report(at=NOW - 3)}, 1),
+        ({**EVICTED, B: failed[B]}, {A: both[A]}, 0),
+    ):
+        ended = end_of(next_move(replace(asking, pods=pods, reports=reports)))
+        assert ended.ask is not None
+        assert (ended.ask.answered, ended.charged) == (answered, False)
+
+
+def test_who_lost_a_pod_for_good_or_can_be_repaired_is_not_asked() -> None:
+    gone = next_move(replace(UP, pods={A: PODS[A], B: EVICTED[B]}))
+    assert end_of(gone).ask is None
+    assert next_move(replace(UP, job=replace(JOB, replaces_lost_pods=True))) is None, "the pod is to be replaced"
+    starting = replace(UP, attempt=replace(RUNNING, state=AttemptState.UNGATED, running_at=None))
+    assert end_of(next_move(starting)).ask is None, "it has nothing to save"
+
+
 def test_an_ask_that_is_answered_twice_and_reports_after_it_are_answered() -> None:
     twice = report(ID, NOW + 1, 10).after(report(ID, NOW, 10))
     later = report("", NOW + 9, 20).after(twice)

@@ -1,9 +1,10 @@
 """Any history of a virtual cluster keeps the promises of the design: the decisions are checked by counting anew."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from math import inf
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -63,7 +64,8 @@ class Watched(Clockwork):
             for uid in losses
             if self.world.jobs[uid].gang.roles[0].topology == ANYWHERE and not self._names_devices(uid)
         ]
-        for uid in self.world._irreparable.intersection(anywhere) if len(losses) == 1 else ():
+        alone = len(losses) == 1 and not self.cluster._windows
+        for uid in self.world._irreparable.intersection(anywhere) if alone else ():
             at = numbered(self.world.attempts[uid].placements)
             lost = [
                 key
@@ -74,11 +76,25 @@ class Watched(Clockwork):
         for uid in self.world.attempts.keys() - before.keys():
             self._assert_it_passed_nobody(uid)
             self._assert_it_borrows_only_if_it_may_be_taken(uid)
+            life = self.world.jobs[uid].gang.lifetime
+            self._assert_no_window_overlaps(uid, self.world.attempts[uid], self.now + life.start)
             self.used[self.world.workloads[uid].queue].update(self.world.attempts[uid].quota)
         self._assert_what_is_known_is_true()
         for queue, cells in self.taken:
             own = self.world.queues[queue].nominal
             assert any(self.used[queue][cell] > own.get(cell, 0) for cell in cells), f"{queue} uses only what it owns"
+
+    def taken_at(self, node: str) -> float:
+        """When maintenance takes a node; a time that is past while it has it."""
+        return min((window.start for window in self.cluster._windows if node in window.nodes), default=inf)
+
+    def _assert_no_window_overlaps(self, uid: str, part: Attempt | Portion, since: float, last: float = inf) -> None:
+        """Maintenance takes no node before a job that runs ``since`` then is over, or has to stop anyway."""
+        job = self.world.jobs[uid]
+        end = min(inf if job.max_run_seconds is None else since + job.max_run_seconds, last)
+        if job.gang.lifetime.movable:  # it is asked to save, and goes on elsewhere
+            end = min(end, max(since, self.now))
+        assert all(self.taken_at(p.node) >= end for p in part.placements), (uid, end)
 
     def _names_devices(self, uid: str) -> bool:
         """Tell whether claims name a gang's devices; then it is not repaired."""
@@ -113,6 +129,8 @@ class Watched(Clockwork):
             queue = self.world.queues[self.world.workloads[move.uid].queue]
             assert self.world.attempts[move.uid].state not in LEAVING, "nobody is told to go twice"
             assert queue.over_quota is OverQuota.TAKE_BACK or queue.stop is StopPolicy.HOLD_AND_DRAIN
+        if move.to is AttemptState.RESERVED:
+            self._assert_no_window_overlaps(move.uid, self.world.attempts[move.uid], self.now)
         if self.world.attempts[move.uid].state is AttemptState.CHECKPOINTING:
             self._assert_it_has_saved_or_cannot(move)
         super()._move(move, leaves)
@@ -159,6 +177,7 @@ class Watched(Clockwork):
         assert not attempt.claimed, "nobody waits for its room"
         assert job.replaces_lost_pods
         before, there = numbered(attempt.placements), self.world.pods.get((uid, attempt.number), {})
+        self._assert_no_window_overlaps(uid, Portion(repair.found), *self._runs(uid, repair.left))
         super()._repair(uid, repair)
         now = self.world.attempts[uid]
         after, places = numbered(now.placements), self.world._places(self.world.attempts[uid])
@@ -175,10 +194,20 @@ class Watched(Clockwork):
         assert attempt.state is AttemptState.RUNNING
         assert not attempt.claimed, "nobody waits for its room"
         assert all(self.world.queues[name].stop is StopPolicy.NONE for name in self.line(queue))
+        since, last = self._runs(uid, ())
+        end = min(last, since + (self.world.jobs[uid].max_run_seconds or inf))
+        assert all(self.taken_at(p.node) >= end for p in part.placements)
         super()._grow(uid, part)
         after = numbered(self.world.attempts[uid].placements)
         before = numbered(attempt.placements)
         assert {key: after[key].node for key in before} == {key: p.node for key, p in before.items()}, "they stay"
+
+    def _runs(self, uid: str, left: Collection[Placement]) -> tuple[float, float]:
+        """Since when a gang runs, and when maintenance takes the first of its nodes on which any of its pods stay."""
+        attempt = self.world.attempts[uid]
+        assert attempt.running_at is not None
+        stay = {p.node for p in attempt.placements} - {p.node for p in left}
+        return attempt.running_at, min(map(self.taken_at, stay), default=inf)
 
     def _claim(self, attempt: Attempt, leaves: Mapping[str, Leave]) -> None:
         world = self.world
@@ -419,7 +448,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(
         queue=st.sampled_from(QUEUES), pods=st.integers(2, 4), gpus=st.integers(1, 3), index=st.integers(0, 3),
         how=st.sampled_from(["node gone", "node gone", "drained", "removed"]), start=st.sampled_from([0, 2]),
-        others=st.lists(jobs("j"), max_size=2), wait=st.sampled_from([0, 1, 3]),
+        others=st.lists(jobs("j"), max_size=2), wait=st.sampled_from([0, 1, 3]), saves=st.sampled_from([{}, {"saves": 1}]),
     )  # fmt: skip
     def lose_a_pod(
         self,
@@ -432,10 +461,11 @@ class ClusterMachine(RuleBasedStateMachine):
         start: int,
         others: list[dict[str, Any]],
         wait: int,
+        saves: dict[str, int],
     ) -> None:
         """Have a gang lose a pod that it may replace, while others come."""
         job = {"name": "j", "queue": queue, "pods": pods, "minPods": 2, "gpus": gpus, "priority": 2, "user": "bob"}
-        self.submit({**job, "replaceLostPods": True, "startSeconds": start})
+        self.submit({**job, "replaceLostPods": True, "startSeconds": start, **saves})
         self.wait(3)
         clock, name = self.clock, f"j{self.submitted - 1}"
         attempt = clock.world.attempts.get(name)
@@ -448,7 +478,8 @@ class ClusterMachine(RuleBasedStateMachine):
         if how == "node gone":
             self.happens("nodeDown", pod.node)
         elif how == "drained":
-            clock.cluster._set_pod(replace(pod, deleting=True, disrupted="Eviction: drained"))
+            told = replace(pod, deleting=True, disrupted="drained", told_at=clock.now, stops_at=clock.now + 2)
+            clock.cluster._set_pod(told)
             clock.at(clock.now + 2, lambda: clock.cluster._remove_pod(_key(pod)))
             self.happens("cordon", pod.node)
         else:
@@ -456,9 +487,27 @@ class ClusterMachine(RuleBasedStateMachine):
             clock.settle()
         self.wait(wait)
 
-    @rule(number=st.integers(0, 5), verb=st.sampled_from(["nodeDown", "nodeUp", "nodeUp", "cordon", "uncordon"]))
+    @rule(
+        number=st.integers(0, 5),
+        verb=st.sampled_from(["nodeDown", "nodeUp", "nodeUp", "cordon", "drain", "uncordon", "uncordon"]),
+    )
     def to_a_node(self, number: int, verb: str) -> None:
         self.happens(verb, self.nodes[number % len(self.nodes)])
+
+    @precondition(lambda self: self.submitted < MOST_JOBS)
+    @rule(
+        batch=st.lists(jobs("j", ends=True), min_size=1, max_size=3), longest=st.sampled_from([1, 10, 30, 100]),
+        start=st.sampled_from([3, 20]), numbers=st.sets(st.integers(0, 5), min_size=1),
+        ahead=st.sampled_from([0, 5, 20, 60]), seconds=st.sampled_from([3, 30]),
+    )  # fmt: skip
+    def maintain(
+        self, *, batch: list[dict[str, Any]], longest: int, start: int, numbers: set[int], ahead: int, seconds: int
+    ) -> None:
+        """Announce a window, and have jobs come that may be over before it, or not."""
+        nodes, begin = sorted({self.nodes[n % len(self.nodes)] for n in numbers}), self.clock.now + ahead
+        self.happens("window", {"nodes": nodes, "start": begin, "end": begin + seconds})
+        for job in batch:
+            self.submit({**job, "maxRunSeconds": longest, "startDeadlineSeconds": start})
 
     @rule(queue=st.sampled_from(QUEUES), flavor=st.sampled_from(FLAVORS), nominal=st.integers(0, 4))
     def set_quota(self, queue: str, flavor: str, nominal: int) -> None:
@@ -500,8 +549,9 @@ class ClusterMachine(RuleBasedStateMachine):
                     assert all(pod.ended for pod in pods.values() if pod not in there), "what it gave up is gone"
             elif attempt.state is AttemptState.CHECKPOINTING:
                 there = members(attempt, pods)
-                assert len(there) == attempt.whole.pods, "it is whole while it saves its work"
-                assert not any(pod.deleting or pod.phase == "Failed" for pod in there)
+                gone = numbered(attempt.placements, attempt.done).keys() - {(pod.role, pod.index) for pod in there}
+                assert gone <= self.clock.world.reports(attempt).keys(), "it is whole while it saves its work"
+                assert not any((pod.deleting and not pod.told_at) or pod.phase == "Failed" for pod in there)
             elif attempt.state is not AttemptState.ENDING:
                 assert not any(pod.node for pod in pods.values())
             job = self.clock.world.jobs.get(attempt.uid)
