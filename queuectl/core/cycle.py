@@ -9,7 +9,7 @@ from queuectl.core.defrag import Relocation, keep
 from queuectl.core.fit import still
 from queuectl.core.flavors import Mode
 from queuectl.core.growth import growths
-from queuectl.core.limits import OVER_A_LIMIT, not_for, stopped
+from queuectl.core.limits import OVER_A_LIMIT, not_for, particular, stopped
 from queuectl.core.moves import MAX_MOVES, proposal_for
 from queuectl.core.nominate import Entry, be_patient, clock, entry_key, nominate, patient_until
 from queuectl.core.preemption import Field, Running, Victim, there
