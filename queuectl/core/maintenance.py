@@ -28,6 +28,7 @@ from queuectl.model.maintenance import (
     Progress,
     TestPhase,
     There,
+    Wanted,
 )
 from queuectl.model.objects import Node
 from queuectl.model.reasons import Reason, Why, listed, why
@@ -196,7 +197,8 @@ def _tested(maintenance: Maintenance, state: NodeState, test: NodeTest | None, n
         return _to(state, NodePhase.RELEASED, why(Reason.NODE_RELEASED, cause=f"test pod {test.name} succeeded"), now)
     problem = test.problem or "it failed" if test is not None and test.phase is TestPhase.FAILED else ""
     if not problem and now >= state.since + maintenance.test_seconds:
-        problem = f"it had not succeeded within {maintenance.test_seconds} s"
+        known = f": {test.problem}" if test is not None and test.problem else ""
+        problem = f"it had not succeeded within {maintenance.test_seconds} s{known}"
     if not problem:
         return state
     name = f"{test.namespace}/{test.name}" if test else "(none was created)"
@@ -322,14 +324,30 @@ def for_upgrade(there: There) -> Why | None:
     return why(Reason.NODE_MAINTENANCE, node=there.node.name, problem="the GPU Operator upgrades its driver")
 
 
-def wanted(maintenance: Maintenance, state: NodeState) -> tuple[bool, bool | None]:
-    """Return whether a node is to be cordoned, and whether held back from the GPU Operator; None: as it is.
+def wanted(maintenance: Maintenance | None, state: NodeState | None) -> Wanted:
+    """Return how a node is to be; of none, that nothing of what was noted on it is left.
 
-    One that was left out stays held back until the maintenance is deleted: else it would be upgraded outside the window.
+    One that was left out stays held back from the GPU Operator until the maintenance is deleted: else it would be upgraded
+    outside the window.
     """
+    if maintenance is None or state is None:
+        return Wanted()
     drives = maintenance.work is NodeWork.DRIVER_UPGRADE
-    held = state.phase in {NodePhase.PENDING, NodePhase.DRAINING, NodePhase.SKIPPED}
-    return state.phase in CLOSED, held if drives else None
+    held = drives and state.phase in {NodePhase.PENDING, NodePhase.DRAINING, NodePhase.SKIPPED}
+    taken = state.phase in OVER | {NodePhase.VERIFYING}
+    over = state.phase in OVER
+    return Wanted(maintenance.name, state.phase in CLOSED, held if drives or over else None, done_is_taken=taken)
+
+
+def is_as_wanted(node: Node, want: Wanted) -> bool:
+    """Tell whether nothing need be written to a node."""
+    noted, skipped = node.mark, node.labels.get(UPGRADE_SKIP) == "true"
+    if want.cordoned and (not node.unschedulable or noted.maintenance != want.maintenance):
+        return False
+    undone = noted.cordoned and not want.cordoned
+    hold = want.held is not None and (not skipped if want.held else noted.held)
+    idle = noted.maintenance and not want.cordoned and not noted.cordoned and not noted.held
+    return not (undone or hold or idle or (want.done_is_taken and noted.done))
 
 
 def to_test(maintenance: Maintenance, states: Iterable[NodeState], there: Mapping[str, There]) -> Iterator[str]:

@@ -128,3 +128,13 @@ class Progress:
     phase: Phase
     states: tuple[NodeState, ...]
     why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a node is to be."""
+
+    maintenance: str = ""
+    cordoned: bool = False
+    held: bool | None = False  # back from the GPU Operator; None: as it is
+    done_is_taken: bool = True  # the word that the work is done has had its effect
