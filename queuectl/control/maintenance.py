@@ -68,7 +68,9 @@ class Maintainer:
         """Write how far each maintenance has come; what follows from it waits until that is written."""
         for one in self._upkeep.oldest_first():
             owner = core.owners(self._upkeep.maintenances.values(), self._upkeep.nodes)
-            told = core.progress(one, there, owner, self._upkeep.tests_of(one), self._now())
+            refused = {test.node: test for test in self._upkeep.refused.values() if test.maintenance == one.name}
+            tests = refused | self._upkeep.tests_of(one)
+            told = core.progress(one, there, owner, tests, self._now())
             status = kube.status(one, told, self._now())
             if status != one.status:
                 await self._tried(self._write(one, told, status), maintenance=one.name)
@@ -116,10 +118,18 @@ class Maintainer:
             tests, phases = self._upkeep.tests_of(one), {state.name: state.phase for state in one.states}
             for name in core.to_test(one, one.states, there):
                 if name not in tests:
-                    yield one.name, self._writer.create_test(one, name)
+                    yield one.name, self._create_test(one, name)
             for name, test in tests.items():
                 if phases.get(name) in {NodePhase.RELEASED, NodePhase.SKIPPED}:
                     yield one.name, self._writer.remove_test(test)
+
+    async def _create_test(self, one: Maintenance, node: str) -> None:
+        try:
+            test = await self._writer.create_test(one, node)
+        except ApiError as error:
+            self._upkeep.refused[one.name, node] = kube.refused_test(one, node, error.message)
+            raise
+        self._upkeep.on_test(None, test)
 
     async def _tried(self, work: Coroutine[Any, Any, object], **about: str) -> None:
         """Do it, or leave it to the next look."""

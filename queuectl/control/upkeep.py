@@ -24,6 +24,7 @@ class Upkeep:
         """Start empty; informers fill it."""
         self.maintenances: dict[str, Maintenance] = {}
         self.tests: dict[tuple[str, str], NodeTest] = {}  # by maintenance and node
+        self.refused: dict[tuple[str, str], NodeTest] = {}  # those that could not be created yet
         self.nodes: dict[str, Node] = {}
         self.noted: set[str] = set()  # nodes that bear notes of ours
         self.changed = asyncio.Event()
@@ -44,6 +45,7 @@ class Upkeep:
             self.tests.pop((old.maintenance, old.node), None)
         if new is not None:
             self.tests[new.maintenance, new.node] = new
+            self.refused.pop((new.maintenance, new.node), None)
         self.changed.set()
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
@@ -82,7 +84,7 @@ class Upkeep:
 
     def tests_of(self, one: Maintenance) -> dict[str, NodeTest]:
         """Return the test pods of a maintenance by node."""
-        return {node: test for (name, node), test in self.tests.items() if name == one.name}
+        return {node: test for (name, node), test in self.tests.items() if test.maintenance == name == one.name}
 
     def there(self, world: "World") -> dict[str, There]:
         """Return all nodes, and who is there."""

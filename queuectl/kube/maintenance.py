@@ -170,6 +170,13 @@ def test_pod(one: Maintenance, node: str) -> Object:
     }
 
 
+def refused_test(one: Maintenance, node: str, problem: str) -> NodeTest:
+    """Return what stands for a test pod that the API server has refused."""
+    meta = test_pod(one, node)["metadata"]
+    told = f"it could not be created: {problem}"
+    return NodeTest(one.name, node, meta["namespace"], meta["name"], TestPhase.RUNNING, 0.0, told)
+
+
 def node_test(raw: msgspec.Raw | bytes) -> Item[NodeTest]:
     """Decode a test pod."""
     seen = _object(raw)
