@@ -68,7 +68,7 @@ class Maintainer:
         """Write how far each maintenance has come; what follows from it waits until that is written."""
         for one in self._upkeep.oldest_first():
             owner = core.owners(self._upkeep.maintenances.values(), self._upkeep.nodes)
-            refused = {test.node: test for test in self._upkeep.refused.values() if test.maintenance == one.name}
+            refused = {test.node: test for test in self._upkeep.refused.values() if test.maintenance == one.uid}
             tests = refused | self._upkeep.tests_of(one)
             told = core.progress(one, there, owner, tests, self._now())
             status = kube.status(one, told, self._now())
@@ -127,7 +127,7 @@ class Maintainer:
         try:
             test = await self._writer.create_test(one, node)
         except ApiError as error:
-            self._upkeep.refused[one.name, node] = kube.refused_test(one, node, error.message)
+            self._upkeep.refused[one.uid, node] = kube.refused_test(one, node, error.message)
             raise
         self._upkeep.on_test(None, test)
 

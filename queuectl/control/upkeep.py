@@ -23,7 +23,7 @@ class Upkeep:
     def __init__(self) -> None:
         """Start empty; informers fill it."""
         self.maintenances: dict[str, Maintenance] = {}
-        self.tests: dict[tuple[str, str], NodeTest] = {}  # by maintenance and node
+        self.tests: dict[tuple[str, str], NodeTest] = {}  # by uid of the maintenance and node
         self.refused: dict[tuple[str, str], NodeTest] = {}  # those that could not be created yet
         self.nodes: dict[str, Node] = {}
         self.noted: set[str] = set()  # nodes that bear notes of ours
@@ -84,7 +84,7 @@ class Upkeep:
 
     def tests_of(self, one: Maintenance) -> dict[str, NodeTest]:
         """Return the test pods of a maintenance by node."""
-        return {node: test for (name, node), test in self.tests.items() if test.maintenance == name == one.name}
+        return {node: test for (uid, node), test in self.tests.items() if uid == one.uid}
 
     def there(self, world: "World") -> dict[str, There]:
         """Return all nodes, and who is there."""

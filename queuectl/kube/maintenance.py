@@ -26,7 +26,7 @@ from queuectl.model.maintenance import (
 from queuectl.model.objects import Mark
 
 PATH = f"{API}/nodemaintenances"
-MARK = f"{GROUP}/maintenance"  # of a node: whose it is and what queuectl has done to it; of a test pod, as a label
+MARK = f"{GROUP}/maintenance"  # of a node: whose it is and what queuectl has done to it; label of a test pod: the uid
 DONE = f"{GROUP}/maintenance-done"  # of a node: somebody says that the work there is done
 NODE = f"{GROUP}/node"  # of a test pod: the node that it verifies
 
@@ -161,7 +161,7 @@ def test_pod(one: Maintenance, node: str) -> Object:
             "name": f"{one.name[:40].rstrip('.-')}-test-{short}",
             "namespace": rules["namespace"],
             "labels": (meta.get("labels") or {}) | {MARK: one.uid},
-            "annotations": (meta.get("annotations") or {}) | {MARK: one.name, NODE: node},
+            "annotations": (meta.get("annotations") or {}) | {NODE: node},
             "ownerReferences": [
                 {"apiVersion": API_VERSION, "kind": "NodeMaintenance", "name": one.name, "uid": one.uid}
             ],
@@ -174,7 +174,7 @@ def refused_test(one: Maintenance, node: str, problem: str) -> NodeTest:
     """Return what stands for a test pod that the API server has refused."""
     meta = test_pod(one, node)["metadata"]
     told = f"it could not be created: {problem}"
-    return NodeTest(one.name, node, meta["namespace"], meta["name"], TestPhase.RUNNING, 0.0, told)
+    return NodeTest(one.uid, node, meta["namespace"], meta["name"], TestPhase.RUNNING, 0.0, told)
 
 
 def node_test(raw: msgspec.Raw | bytes) -> Item[NodeTest]:
@@ -185,7 +185,7 @@ def node_test(raw: msgspec.Raw | bytes) -> Item[NodeTest]:
     annotations = meta.get("annotations") or {}
     phase = phases.get(told.get("phase", ""), TestPhase.RUNNING)
     value = NodeTest(
-        maintenance=annotations.get(MARK, ""),
+        maintenance=(meta.get("labels") or {}).get(MARK, ""),
         node=annotations.get(NODE, ""),
         namespace=meta["namespace"],
         name=meta["name"],

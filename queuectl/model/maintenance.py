@@ -99,7 +99,7 @@ class TestPhase(StrEnum):
 class NodeTest:
     """A test pod, as it is seen."""
 
-    maintenance: str
+    maintenance: str  # its uid
     node: str
     namespace: str
     name: str

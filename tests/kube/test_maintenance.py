@@ -116,5 +116,5 @@ def test_a_test_pod_goes_to_its_node_although_that_is_cordoned_and_tells_what_ca
     ended = {"name": "test", "state": {"terminated": {"exitCode": 3, "message": "no GPU\n"}}}
     pod["status"] = {"phase": "Failed", "containerStatuses": [ended]}
     test = maintenance.node_test(json.dumps(pod).encode()).value
-    assert (test.maintenance, test.node, test.phase) == ("m", "n", TestPhase.FAILED)
+    assert (test.maintenance, test.node, test.phase) == ("u", "n", TestPhase.FAILED)
     assert test.problem == "container test exited with 3: no GPU"
