@@ -17,6 +17,7 @@ from dataclasses import replace
 from queuectl.core.nominate import clock
 from queuectl.model.maintenance import (
     CLOSED,
+    MAX_NODES,
     OVER,
     Drain,
     Maintenance,
@@ -117,10 +118,17 @@ def progress(
     """Return how far a maintenance has come now. ``there``: all nodes by name; ``tests``: its test pods by node."""
     if maintenance.phase is Phase.FINISHED:
         return _summed_up(maintenance, list(maintenance.states), now)
-    known = {state.name: state for state in maintenance.states}
-    names = selected(maintenance, {name: one.node for name, one in there.items()})
-    kept = [state for state in maintenance.states if state.phase is not NodePhase.PENDING or state.name in names]
-    new = [NodeState(name, NodePhase.PENDING, now) for name in names if name not in known]
+    names = dict.fromkeys(selected(maintenance, {name: one.node for name, one in there.items()}))
+    known = {state.name for state in maintenance.states}
+    if not known and len(names) > MAX_NODES:
+        problem = f"{len(names)} nodes have these labels, and at most {MAX_NODES} go into one; make several of it"
+        return Progress(Phase.WAITING, (), why(Reason.MAINTENANCE_WAITS, problem=problem))
+    chosen = names.keys() | set(maintenance.nodes)
+    kept = [state for state in maintenance.states if state.phase is not NodePhase.PENDING or state.name in chosen]
+    new = [NodeState(name, NodePhase.PENDING, now) for name in names if name not in known][: MAX_NODES - len(kept)]
+    cause = why(Reason.NODE_SKIPPED, cause="there is no such node")
+    missing = [name for name in maintenance.nodes if name not in names and name not in known]
+    kept += [_to(NodeState(name, NodePhase.SKIPPED, now), NodePhase.SKIPPED, cause, now) for name in missing]
     states = [_moved_on(maintenance, state, there.get(state.name), tests.get(state.name), now) for state in kept + new]
     return _summed_up(maintenance, _begun(maintenance, states, there, owner, now), now)
 

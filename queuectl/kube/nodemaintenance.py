@@ -28,9 +28,8 @@ from queuectl.kube.parts import (
     Text,
     list_map,
 )
-from queuectl.model.maintenance import Drain, NodePhase, NodeWork, Phase
+from queuectl.model.maintenance import MAX_NODES, Drain, NodePhase, NodeWork, Phase
 
-MAX_NODES = 1000  # of one maintenance: its status has a line for each
 TEST_NAMESPACE = "queuectl-system"
 _SHARE = "^([1-9][0-9]?|100)%$"
 _NOT_A_SHARE = "is not a number of nodes; write 1 or more, or a part of them such as 25%"

@@ -8,6 +8,8 @@ from typing import Any
 from queuectl.model.objects import Node
 from queuectl.model.reasons import Why
 
+MAX_NODES = 1000  # of one maintenance: its status has a line for each
+
 
 class NodeWork(StrEnum):
     """Who works on the nodes, and who says when it is done."""

@@ -22,6 +22,7 @@ from queuectl.core.maintenance import (
 )
 from queuectl.model.maintenance import (
     CLOSED,
+    MAX_NODES,
     OVER,
     Drain,
     Maintenance,
@@ -270,6 +271,27 @@ def test_nodes_come_and_go() -> None:
     place.label("n2", pool="a")
     place.step()
     assert place.phases() == {"n0": "Skipped", "n2": "Draining"}
+
+
+def test_a_node_that_does_not_exist_is_told() -> None:
+    place = Place(2)
+    del place.nodes["n0"]
+    place.step()
+    assert place.phases() == {"n0": "Skipped", "n1": "Draining"}
+    assert "there is no such node" in place.message("n0")
+
+
+def test_more_nodes_than_a_status_has_lines_for_are_not_begun() -> None:
+    place = Place(MAX_NODES + 1, nodes=(), selector=(("pool", "a"),))
+    for name in place.nodes:
+        place.label(name, pool="a")
+    assert place.step() is Phase.WAITING
+    assert place.phases() == {}
+    place.label("n0", pool="b")
+    assert place.step() is Phase.ACTIVE
+    place.label("n0", pool="a")
+    place.step()
+    assert len(place.phases()) == MAX_NODES
 
 
 class TestDriverUpgrade:
