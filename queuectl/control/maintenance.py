@@ -52,17 +52,21 @@ class Maintainer:
         """Go on until cancelled."""
         while True:
             self._upkeep.changed.clear()
-            there = self.say()
-            if there:
-                await self._tell(there)
-                await self._do(self.say())
-            self._show()
+            await self.look()
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._upkeep.changed.wait()
             except TimeoutError:
                 pass
             await asyncio.sleep(PACE_SECONDS)
+
+    async def look(self) -> None:
+        """Write how far everything has come, and do what follows from that; what can't be done is left to the next look."""
+        there = self.say()
+        if there:
+            await self._tell(there)
+            await self._do(self.say())
+        self._show()
 
     async def _tell(self, there: dict[str, There]) -> None:
         """Write how far each maintenance has come; what follows from it waits until that is written."""
