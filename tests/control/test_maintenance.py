@@ -208,11 +208,11 @@ class Cluster:
 
     async def to_its_end(self) -> None:
         """Let everybody do their part until nothing is left to do."""
-        for _ in range(60):
+        for turn in range(100):
             self.deliver()
             await self.look()
             for name, numbers in list(self.jobs.items()):
-                if any(self.phases().get(f"n{number}") == "Draining" for number in numbers):
+                if turn % 5 == 0 and any(self.phases().get(f"n{number}") == "Draining" for number in numbers):
                     self.leave(name)
             if self.drives:
                 for number in range(NODES):
