@@ -26,6 +26,7 @@ GROUPS = {
     Reason.ADMITTED: "While it starts and runs",
     Reason.PREEMPTED: "Why everything was given back",
     Reason.QUEUE_READY: "Of a queue",
+    Reason.MAINTENANCE_WAITS: "Of a NodeMaintenance and its nodes",
     Reason.SUCCEEDED: "How it ended",
 }
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from queuectl.cli import change, checkpoint, cluster, controller, jobs, local, quota
+from queuectl.cli import change, checkpoint, cluster, controller, jobs, local, maintenance, quota
 from queuectl.cli.defrag import defrag
 from queuectl.cli.errors import report
 from queuectl.cli.options import text
@@ -153,6 +153,7 @@ app.command(
     ),
 )(simulate)
 app.command("controller")(controller.run)
+app.add_typer(maintenance.app, name="maintenance")
 app.add_typer(quota.app, name="quota")
 app.add_typer(controller.db, name="db")
 app.add_typer(local.app, name="local")

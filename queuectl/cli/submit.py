@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from queuectl.cli.documents import Document
     from queuectl.cli.session import Session
 
-_ORDER = ("ResourceFlavor", "Queue", "TrainingJob")  # what others name comes first
+_ORDER = ("ResourceFlavor", "Queue", "TrainingJob", "NodeMaintenance")  # what others name comes first
 _SHOWN = 50  # problems told at once
 
 

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from queuectl.control.world import World
 from queuectl.core.lifecycle import BackOff
 from queuectl.core.snapshot import Policy
-from queuectl.kube import decode, volumes
+from queuectl.kube import decode, maintenance, volumes
 from queuectl.kube.client import KubeClient
 from queuectl.kube.informer import Informer
 from queuectl.kube.names import API, claims_path, jobs_path, pods_path, slices_path
-from queuectl.model.objects import Flavor, Pod
+from queuectl.model.objects import Flavor, Node, Pod
 from queuectl.store.ledger import Ledger
 
 SYNC_SECONDS = 120.0  # for all lists to come in
@@ -40,7 +40,16 @@ def informers(
         if new is not None and new.devices is not None:
             devices.set()
 
-    pods = Informer(client, pods_path(), decode.pod, told(world.on_pod))
+    def on_pod(old: Pod | None, new: Pod | None) -> None:
+        world.on_pod(old, new)
+        world.upkeep.on_pod(old, new)
+
+    def on_node(old: Node | None, new: Node | None) -> None:
+        world.on_node(old, new)
+        world.upkeep.on_node(old, new)
+
+    pods = Informer(client, pods_path(), decode.pod, told(on_pod))
+    upkeep = world.upkeep
     # Only where a flavor has devices; claims first, so that none of them seems to be free that is not.
     claims = Informer(client, claims_path(), decode.resource_claim, told(world.on_device_claim), after=devices)
     slices = Informer(client, slices_path(), decode.resource_slice, told(world.on_slice), after=claims.synced)
@@ -51,11 +60,13 @@ def informers(
         Informer(client, f"{API}/resourceflavors", decode.flavor, told(on_flavor)),
         Informer(client, "/api/v1/namespaces", decode.namespace, told(world.on_namespace)),
         Informer(client, f"{API}/queues", decode.queue, told(world.on_queue)),
-        Informer(client, "/api/v1/nodes", decode.node, told(world.on_node)),
+        Informer(client, "/api/v1/nodes", decode.node, told(on_node)),
         Informer(client, jobs_path(), decode.job, told(world.on_job)),
         pods,
         claims,
         slices,
+        Informer(client, maintenance.PATH, maintenance.maintenance, upkeep.on_maintenance),
+        Informer(client, pods_path(), maintenance.node_test, upkeep.on_test, label_selector=maintenance.MARK),
     ]
     return everything, pods
 
@@ -118,5 +129,6 @@ async def look(client: KubeClient, ledger: Ledger, policy: Policy) -> World:
         await asyncio.gather(*(informer.once() for informer in _volume_informers(client, world)))
         world.volumes_are_known()
     await load(world, ledger)
+    world.upkeep.say(world, time.time())
     world.submissions(world.jobs)  # those that the controller has not seen yet
     return world

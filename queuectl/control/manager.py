@@ -15,6 +15,7 @@ import structlog
 from queuectl.control import feed, metrics
 from queuectl.control.engine import Engine
 from queuectl.control.janitor import Janitor
+from queuectl.control.maintenance import Maintainer
 from queuectl.control.report import Reporter
 from queuectl.control.settings import Settings
 from queuectl.control.world import World
@@ -152,9 +153,12 @@ class Manager:
             await feed.in_sync(everything)
             await feed.load(world, self._ledger)
             log.info("in sync", jobs=len(world.jobs), active=len(world.attempts), nodes=len(world.fleet.node_names()))
+            maintainer = Maintainer(world, writer, self._settings.identity, wake, time.time)
+            maintainer.say()
             engine.beat = time.monotonic()
             self.health.engine = engine
-            for service in (engine, engine.executor, engine.asker, reporter, Janitor(world, writer, time.time)):
+            janitor = Janitor(world, writer, time.time)
+            for service in (engine, engine.executor, engine.asker, reporter, janitor, maintainer):
                 group.create_task(service.run())
 
     def _trusted(self) -> bool:

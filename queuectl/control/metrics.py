@@ -30,6 +30,7 @@ LEDGER_SECONDS = Histogram(
     "queuectl_ledger_transaction_duration_seconds", "Seconds of a ledger transaction.", ["kind"], buckets=_SECONDS
 )
 REFUSED = Counter("queuectl_refused_admissions", "Admissions that the ledger refused since the plan was out of date.")
+MAINTENANCE = Gauge("queuectl_maintenance_nodes", "Nodes of a NodeMaintenance.", ["maintenance", "phase"])
 STEP_FAILURES = Counter("queuectl_step_failures", "Steps that must be tried again.", ["step"])
 TERMS_LOST = Counter("queuectl_terms_lost", "Terms of leadership that ended early, by cause.", ["cause"])
 
@@ -37,5 +38,5 @@ TERMS_LOST = Counter("queuectl_terms_lost", "Terms of leadership that ended earl
 def forget() -> None:
     """Drop what only a leader knows, so that no two controllers tell of the same queue."""
     LEADING.set(0)
-    for gauge in (PENDING, ACTIVE, QUOTA, USAGE, HISTORY, WAIT_REASONS):
+    for gauge in (PENDING, ACTIVE, QUOTA, USAGE, HISTORY, WAIT_REASONS, MAINTENANCE):
         gauge.clear()

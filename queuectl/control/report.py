@@ -6,10 +6,8 @@ admission that moves everybody up by one costs a few writes.
 """
 
 import asyncio
-import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 
 import structlog
@@ -19,6 +17,7 @@ from queuectl.control.world import World
 from queuectl.core.limits import stopped
 from queuectl.core.tree import broken_queues
 from queuectl.kube.client import ApiError, ApiUnreachableError
+from queuectl.kube.events import event
 from queuectl.kube.names import API_VERSION
 from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import UP, AttemptState, Move, WorkloadState
@@ -85,27 +84,16 @@ class Reporter:
         job = self._world.jobs.get(uid)
         if job is None:
             return
-        now = datetime.fromtimestamp(self._now(), UTC)
-        body = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {"name": f"{job.gang.name}.{uuid.uuid4().hex[:16]}", "namespace": job.gang.namespace},
-            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "reportingController": "queuectl.dev/controller",
-            "reportingInstance": self._identity[:128],
-            "action": cause.code,
-            "reason": cause.code,
-            "type": "Warning" if warning else "Normal",
-            "note": str(cause)[:1024],
-            "regarding": {
-                "apiVersion": API_VERSION,
-                "kind": "TrainingJob",
-                "namespace": job.gang.namespace,
-                "name": job.gang.name,
-                "uid": uid,
-            },
+        namespace = job.gang.namespace
+        who = {
+            "apiVersion": API_VERSION,
+            "kind": "TrainingJob",
+            "namespace": namespace,
+            "name": job.gang.name,
+            "uid": uid,
         }
-        self._events.append(partial(self._writer.create_event, job.gang.namespace, body))
+        body = event(who, cause.code, str(cause), identity=self._identity, now=self._now(), warning=warning)
+        self._events.append(partial(self._writer.create_event, namespace, body))
         self._event_wake.set()
 
     def refused(self, uid: str, request: MoveRequest, because: Why) -> None:

@@ -14,6 +14,7 @@ from queuectl.control.avoided import Avoidance, Avoided
 from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
 from queuectl.control.holdings import Holdings
+from queuectl.control.upkeep import Upkeep
 from queuectl.core.backlog import Backlog
 from queuectl.core.checkpoint import Reports, answered, saved
 from queuectl.core.elastic import last, pods_of, spare
@@ -112,6 +113,7 @@ class World:
         self._nodes: dict[str, Node] = {}  # as they were read
         self._avoided = Avoided()
         self._windows: Mapping[str, float] = {}  # when maintenance takes nodes
+        self.upkeep = Upkeep()
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
@@ -582,12 +584,12 @@ class World:
             fleet=self.fleet.snapshot(),
             tree=self.holdings.now,
             later=self.holdings.later,
-            running=self.holdings.running(self.workloads, self._preemptible, self._covered, self._elastic),
+            running=self.holdings.running(self.workloads, self.preemptible, self.covered, self._elastic),
             departing=self.holdings.departing(self.workloads),
             version=self._version,
             versions=dict(self.holdings.versions),
             broken_queues=broken,
-            budgets=self.budgets.allowed(self._leaving()),
+            budgets=self.budgets.allowed(self.departures()),
             past=self.history.past(now),
             policy=self.policy,
             namespaces=self.namespaces,
@@ -939,7 +941,7 @@ class World:
             places |= {node: Place.TAKEN for node in taken if places[node] is Place.GOOD}
         return places
 
-    def _preemptible(self, attempt: Attempt) -> bool:
+    def preemptible(self, attempt: Attempt) -> bool:
         """Tell whether others may take from an attempt: by the spec that it was planned for, not by a later one."""
         job = self.jobs.get(attempt.uid)
         return job is None or job.generation != attempt.generation or self._class_of(job).preemptible
@@ -1000,10 +1002,11 @@ class World:
         part = last(attempt.whole, spare(job.gang.roles, attempt))
         return part if part.placements else None
 
-    def _covered(self, attempt: Attempt, placements: Iterable[Placement]) -> tuple[tuple[str, int], ...]:
+    def covered(self, attempt: Attempt, placements: Iterable[Placement]) -> tuple[tuple[str, int], ...]:
+        """Return the disruption budgets that cover these pods of an attempt, and how many."""
         return self.budgets.covering(self.jobs.get(attempt.uid), attempt, placements)
 
-    def _leaving(self) -> Iterator[tuple[Job | None, Attempt]]:
+    def departures(self) -> Iterator[tuple[Job | None, Attempt]]:
         """Yield attempts that were told to go, or to give up some of their pods, and have these yet."""
         for attempt in self.attempts.values():
             if attempt.going and self.pods.get((attempt.uid, attempt.number)):

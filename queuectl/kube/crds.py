@@ -1,4 +1,4 @@
-"""The API, ``queuectl.dev/v1alpha1``: TrainingJob, Queue and ResourceFlavor.
+"""The API, ``queuectl.dev/v1alpha1``: TrainingJob, Queue and ResourceFlavor; NodeMaintenance is beside it.
 
 These models are its only definition. ``queuectl.kube.schema`` makes the CRDs from them: docstrings and descriptions
 become what ``kubectl explain`` shows, constraints become the schema, and a rule that stands in CEL has its Python
@@ -28,6 +28,7 @@ from queuectl.kube.fields import (
     rules,
 )
 from queuectl.kube.names import DEFAULT_QUEUE
+from queuectl.kube.nodemaintenance import NodeMaintenance
 from queuectl.kube.parts import (
     Conditions,
     Int32,
@@ -88,6 +89,7 @@ class ConditionType(StrEnum):
     REQUEUED = "Requeued"
     PREEMPTED = "Preempted"
     FINISHED = "Finished"
+    HALTED = "Halted"  # of a NodeMaintenance
     READY = "Ready"  # of a Queue
     EVICTION_BLOCKED = "EvictionBlocked"  # of a Queue
 
@@ -960,4 +962,6 @@ class ResourceFlavor(Part):
     )
 
 
-KINDS: tuple[type[TrainingJob] | type[Queue] | type[ResourceFlavor], ...] = (TrainingJob, Queue, ResourceFlavor)
+KINDS: tuple[type[TrainingJob] | type[Queue] | type[ResourceFlavor] | type[NodeMaintenance], ...] = (
+    TrainingJob, Queue, ResourceFlavor, NodeMaintenance,
+)  # fmt: skip

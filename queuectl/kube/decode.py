@@ -11,6 +11,7 @@ import msgspec
 from queuectl.kube import moves, reports
 from queuectl.kube.alone import alone, unpromised
 from queuectl.kube.informer import Item
+from queuectl.kube.maintenance import mark
 from queuectl.kube.names import (
     ASK,
     ATTEMPT_LABEL,
@@ -141,6 +142,7 @@ def node(raw: Bytes) -> Item[Node]:
         unschedulable=seen.spec.unschedulable,
         ready=any(c.type == "Ready" and c.status == "True" for c in seen.status.conditions),
         gpus=gpus.read(seen.metadata.labels),
+        mark=mark(seen.metadata.annotations),
     )
     return Item(seen.metadata.name, seen.metadata.resource_version, value)
 

@@ -13,6 +13,7 @@ import yaml
 
 from queuectl.kube.crds import Queue, ResourceFlavor, TrainingJob
 from queuectl.kube.names import GROUP
+from queuectl.kube.nodemaintenance import NodeMaintenance
 from queuectl.kube.policies import policies
 from queuectl.kube.schema import Column, Resource, crd
 
@@ -57,6 +58,18 @@ RESOURCES = (
         columns=(
             Column("GPU-Model", ".spec.gpuModel"),
             Column("Age", ".metadata.creationTimestamp", "date"),
+        ),
+    ),
+    Resource(
+        NodeMaintenance,
+        plural="nodemaintenances",
+        short_names=("nm",),
+        columns=(
+            Column("Work", ".spec.work"),
+            Column("Phase", ".status.phase"),
+            Column("Done", ".status.done"),
+            Column("Age", ".metadata.creationTimestamp", "date"),
+            Column("Message", ".status.message", wide=True),
         ),
     ),
 )

@@ -1,11 +1,12 @@
 """All writes to the API server, each harmless when it is repeated or comes too late."""
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from queuectl.kube import decode, moves, pods
+from queuectl.kube import decode, maintenance, moves, pods
 from queuectl.kube.client import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, ApiError, KubeClient
 from queuectl.kube.names import (
     API,
@@ -20,6 +21,7 @@ from queuectl.kube.names import (
 )
 from queuectl.model.devices import DeviceClaim
 from queuectl.model.lifecycle import Attempt
+from queuectl.model.maintenance import Maintenance, NodeTest, Wanted
 from queuectl.model.objects import Job, MoveRequest, Pod, Queue
 
 # More requests under way do not make the API server faster, they only delay each other.
@@ -214,6 +216,41 @@ class Writer:
         """Delete a job if it is still the same."""
         body = {"preconditions": {"uid": job.gang.uid}, "propagationPolicy": "Background"}
         await self._ignoring_gone("DELETE", jobs_path(job.gang.namespace, job.gang.name), body=body)
+
+    async def patch_maintenance_status(self, one: Maintenance, status: Any) -> Maintenance:
+        """Replace a maintenance's status if it is still as ``one`` shows it; raises ApiError 409 otherwise."""
+        body = {"metadata": {"resourceVersion": one.resource_version}, "status": status}
+        path = f"{maintenance.PATH}/{one.name}/status"
+        return maintenance.maintenance(await self._send("PATCH", path, body=body, content_type=MERGE_PATCH)).value
+
+    async def make_node(self, name: str, want: Wanted) -> None:
+        """Have a node be as a maintenance wants it. Raises ApiError 409 when others write it at the same time."""
+        path = f"/api/v1/nodes/{name}"
+        try:
+            patch = maintenance.node_patch(json.loads(await self._send("GET", path)), want)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return
+            raise
+        if patch is not None:
+            await self._send("PATCH", path, body=patch, content_type=MERGE_PATCH)
+
+    async def create_test(self, one: Maintenance, node: str) -> NodeTest:
+        """Create the pod that verifies a node, or find that it was created before. Raises ApiError when it is refused."""
+        manifest = maintenance.test_pod(one, node)
+        path = pods_path(manifest["metadata"]["namespace"])
+        try:
+            answer = await self._send("POST", path, body=manifest, params={"fieldValidation": "Strict"})
+        except ApiError as error:
+            if error.status != _CONFLICT or error.reason != "AlreadyExists":
+                raise
+            answer = await self._send("GET", f"{path}/{manifest['metadata']['name']}")
+        return maintenance.node_test(answer).value
+
+    async def remove_test(self, test: NodeTest) -> None:
+        """Delete a test pod."""
+        body = {"preconditions": {"uid": test.uid}}
+        await self._ignoring_gone("DELETE", pods_path(test.namespace, test.name), body=body)
 
     async def create_event(self, namespace: str, body: Any) -> None:
         """Record an event."""

@@ -300,6 +300,16 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """What queuectl has noted on a node: whose maintenance it is, and what of its state queuectl has made."""
+
+    maintenance: str = ""
+    cordoned: bool = False
+    held: bool = False  # back from the GPU Operator
+    done: bool = False  # somebody says that the work is
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A node as kube-scheduler would see it."""
 
@@ -311,6 +321,7 @@ class Node:
     ready: bool = True
     gpus: Gpus = NO_GPUS
     devices: tuple[Device, ...] = ()  # its allocatable has them, too: 1 of each, and all of what they count as
+    mark: Mark = Mark()
     avoided: str = ""  # why nobody new goes there for now, for people; empty: it is not avoided
     taken_at: float | None = None  # Unix seconds at which a maintenance window takes it; None: none is known
 

@@ -125,6 +125,20 @@ class Reason(Enum):
         "Of {resource} in flavor {flavor}, {used} are in use in queue {queue} and {allowed} may be; it can't take back"
         " the rest from {count:job}: {jobs}."
     )
+    # of nodes under maintenance
+    MAINTENANCE_WAITS = "Nothing is done yet: {problem}."
+    MAINTENANCE_UNDER_WAY = "Of {nodes:node}, {done} are done, {skipped} are left out, and {now} are under maintenance."
+    MAINTENANCE_HALTED = "No further node is begun. {cause}"
+    MAINTENANCE_FINISHED = "Of {nodes:node}, {done} are done and {skipped} were left out."
+    NODE_WAITS = "Its turn has not come: {problem}."
+    NODE_DRAINING = "Nobody new goes there; {problem}."
+    NODE_DRAIN_BLOCKED = "Jobs there can't be told to leave it: {jobs}."
+    NODE_SAFE = "It can be worked on: no job of queuectl's has room there{left}."
+    NODE_VERIFYING = "A test pod verifies it, within {seconds} s."
+    NODE_RELEASED = "It is released: {cause}."
+    NODE_SKIPPED = "It was left out: {cause}."
+    NODE_UPGRADE_FAILED = "The GPU Operator says that the upgrade of its driver failed; see the driver pod on {node}."
+    NODE_TEST_FAILED = "Test pod {pod}: {problem}."
     # the end
     SUCCEEDED = "All pods that must succeed did."
     BACKOFF_LIMIT_EXCEEDED = "Failed {failures:time}, backoffLimit is {limit}; last: {cause}"

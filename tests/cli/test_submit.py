@@ -74,13 +74,16 @@ BAD = {
     "its own parent": (queue("bad", parent="bad"), "queue bad is its own parent; name another Queue or remove parent"),
     "an unknown kind": (
         {**mine("bad"), "kind": "TrainJob"},
-        'kind: "TrainJob" can\'t be submitted; write TrainingJob, Queue, ResourceFlavor',
+        'kind: "TrainJob" can\'t be submitted; write TrainingJob, Queue, ResourceFlavor, NodeMaintenance',
     ),
     "another API": (
         {**mine("bad"), "apiVersion": "batch/v1"},
         'apiVersion: "batch/v1" is not ours; write queuectl.dev/v1alpha1',
     ),
-    "no kind": ({"metadata": {"name": "bad"}}, "kind: is required; write TrainingJob, Queue, ResourceFlavor"),
+    "no kind": (
+        {"metadata": {"name": "bad"}},
+        "kind: is required; write TrainingJob, Queue, ResourceFlavor, NodeMaintenance",
+    ),
     "no name": (mine(""), "metadata.name: is required; add it, or generateName"),
 }
 

@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
+from queuectl.core.maintenance import UPGRADE_STATE
 from queuectl.kube.client import APPLY_PATCH, KubeClient
 from queuectl.local.controlplane import Running
+from tests.e2e.test_maintenance import PASSES, verified
 from tests.support import devices, ledger
+from tests.support.maintenance import maintenance_of
 from tests.support.proxy import proxied
 from tests.support.stage import Stage
 
@@ -66,6 +69,15 @@ async def test_the_service_account_of_the_base_is_enough_for_all_of_a_jobs_life(
         await stage.until_phase("named", "Running")
         await stage.delete_job("named")
         await stage.until_gone("named")
+        async with maintenance_of(stage) as maintenance:
+            await maintenance.begin(work="DriverUpgrade", nodes=[f"{stage.name}-0"], test=verified(stage, PASSES))
+            await maintenance.patch_node(
+                f"{stage.name}-0", {"metadata": {"labels": {UPGRADE_STATE: "upgrade-required"}}}
+            )
+            await maintenance.until_node("Safe")
+            await maintenance.done(f"{stage.name}-0")
+            await maintenance.until("Finished")
+            await maintenance.until_as_before()
     await ledger.until_free(stage)
     refused = {(a.method, a.path) for a in proxy.answers if a.status in {401, 403}}
     assert refused == set()

@@ -14,7 +14,18 @@ from queuectl.kube.client import JSON, ApiError, KubeClient
 from queuectl.kube.crds import KINDS
 from queuectl.kube.problems import problems
 from queuectl.local.controlplane import Running
-from tests.support.manifests import Manifest, collection, container, flavor, job, queue, quota, role, with_pod
+from tests.support.manifests import (
+    Manifest,
+    collection,
+    container,
+    flavor,
+    job,
+    maintenance,
+    queue,
+    quota,
+    role,
+    with_pod,
+)
 
 MODELS = {model.__name__: model for model in KINDS}
 
@@ -76,6 +87,21 @@ REFUSED = {
     ),
     "a user's limit that is no quantity": Refused(
         queue(perUser={"maxResources": {"nvidia.com/gpu": "8 GPUs"}}), ("perUser", '"8 GPUs" is not a quantity; write')
+    ),
+    "maintenance of nothing": Refused(maintenance(nodes=None), ("spec", "either nodes or nodeSelector")),
+    "maintenance of nodes by name and by label": Refused(
+        maintenance(nodeSelector={"a": "b"}), ("spec", "either nodes or nodeSelector")
+    ),
+    "a window that ends before it begins": Refused(
+        maintenance(window={"start": "2026-12-02T00:00:00Z", "end": "2026-12-01T00:00:00Z"}),
+        ("spec.window", "window.end is not after window.start"),
+    ),
+    "no node at a time": Refused(maintenance(maxUnavailable=0), ("spec.maxUnavailable", "0 is not a number of nodes")),
+    "a part that is none": Refused(
+        maintenance(maxUnavailable="0%"), ("spec.maxUnavailable", "0% is not a number of nodes", "such as 25%")
+    ),
+    "a word for what becomes of jobs that there is not": Refused(
+        maintenance(drain="Kill"), ("spec.drain", "Kill", "Checkpoint")
     ),
     "an empty queue": Refused(job(queue=""), ("spec.queue", '""', "use lower-case")),
     "a class that is no name": Refused(job(priorityClassName="High!"), ("spec.priorityClassName", '"High!"')),

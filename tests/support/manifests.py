@@ -38,6 +38,12 @@ def flavor(name: str = "h100", **spec: Any) -> Manifest:
     return {"apiVersion": API_VERSION, "kind": "ResourceFlavor", "metadata": {"name": name}, "spec": spec}
 
 
+def maintenance(name: str = "fans", **spec: Any) -> Manifest:
+    spec = {"nodes": ["gpu-07"], **spec}
+    given = {key: value for key, value in spec.items() if value is not None}
+    return {"apiVersion": API_VERSION, "kind": "NodeMaintenance", "metadata": {"name": name}, "spec": given}
+
+
 def with_pod(manifest: Manifest, **fields: Any) -> Manifest:
     """Add fields to the pod spec of the first role."""
     manifest["spec"]["roles"][0]["template"]["spec"] |= fields

@@ -328,8 +328,11 @@ class Stage:
         try:
             return await eventually(look, f"job {name} {what}", seconds=seconds)
         except AssertionError as error:
-            logs = "\n".join(c.log.read_text()[-3000:] for c in (*self._controllers, *self._shared) if c.log.exists())
-            raise AssertionError(f"{error}\nstatus: {last.get('status')}\n{logs}") from None
+            raise AssertionError(f"{error}\nstatus: {last.get('status')}\n{self.logs()}") from None
+
+    def logs(self) -> str:
+        """Return the ends of the controllers' logs."""
+        return "\n".join(c.log.read_text()[-3000:] for c in (*self._controllers, *self._shared) if c.log.exists())
 
     async def until_phase(self, name: str, *phases: str, seconds: float = LIMIT_SECONDS) -> Object:
         return await self.until_job(name, lambda s: s.get("phase") in phases, f"is {phases}", seconds=seconds)
