@@ -125,7 +125,7 @@ class Fleet:
         self._allocatable[row, [column for resource, column in self._columns.items() if is_alone(resource)]] = ALONE
         self._shape[row] = self._shapes.setdefault(shapes(node.devices, self._columns), len(self._shapes))
         for (flavor, constraints), mask in self._masks.items():
-            mask[row] = eligible(node, flavor, constraints)
+            mask[row] = _may(node, flavor, constraints)
         self._changed(row)
 
     def remove_node(self, name: str) -> None:
@@ -290,20 +290,14 @@ class Fleet:
 
     def mask(self, flavor: Flavor, constraints: Constraints) -> Mask:
         """Return which rows pods of these constraints may use; kept, so not to be written."""
-        if constraints.until:  # few, and of passing times, so they are not kept
-            always = replace(constraints, until=0.0)
-            mask = self.mask(flavor, always)
-            if constraints.until != REGARDLESS:
-                return mask & (self._taken_at >= constraints.until)
-            mask, taken = mask.copy(), np.flatnonzero(self._taken_at < inf).tolist()
-            mask[taken] = [(node := self._nodes[r]) is not None and eligible(back(node), flavor, always) for r in taken]
-            return mask
+        if constraints.until > 0:  # few, and of passing times, so they are not kept
+            return self.mask(flavor, replace(constraints, until=0.0)) & (self._taken_at >= constraints.until)
         key = (flavor, constraints)
         if key not in self._masks:
             if len(self._masks) >= MAX_MASKS:
                 del self._masks[next(iter(self._masks))]
             self._masks[key] = np.array(
-                [node is not None and eligible(node, flavor, constraints) for node in self._nodes], np.bool_
+                [node is not None and _may(node, flavor, constraints) for node in self._nodes], np.bool_
             )
         return self._masks[key]
 
@@ -584,6 +578,13 @@ class Room:
     ) -> tuple[Matrix, Matrix]:
         rows, mask = np.array(list(self._rows), np.int64), self._fleet.mask(flavor, constraints)
         return rows, self._fleet.count(rows, np.stack(list(self._rows.values())), mask[rows], requests, constraints.gpu)
+
+
+def _may(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
+    """Tell whether such pods may use a node, or may once maintenance has given it back if that is the question."""
+    if constraints.until == REGARDLESS and node.taken_at is not None:
+        node = back(node)
+    return eligible(node, flavor, constraints)
 
 
 def _saturated(amount: int) -> int:

@@ -260,12 +260,12 @@ def _lost(view: View) -> End | None:
 def _saving_first(view: View, job: Job, lost: End) -> End:
     """Return the end of a gang that has lost pods: if all are there yet, as they have time to stop, they are to save first."""
     pods = members(view.attempt, view.pods)
-    told = [pod for pod in pods if pod.deleting and not pod.ended and pod.stops_at > view.now]
+    told = [pod for pod in pods if pod.deleting and not pod.ended and (pod.stops_by or 0.0) > view.now]
     of_pods = lost.why.reason in {Reason.POD_DISRUPTED, Reason.POD_LOST}
     if not told or not of_pods or len(pods) < len(_keys(view.attempt)):
         return lost
     since = max(min(pod.told_at for pod in told), view.attempt.saved_at or 0.0)  # asks are named in order of time
-    by = min(pod.stops_at for pod in told)
+    by = min(pod.stops_by or 0.0 for pod in told)
     return replace(lost, ask=leave(view.attempt, job, lost.why, view.now, since=since, by=by).ask)
 
 

@@ -202,7 +202,7 @@ def pod(raw: Bytes) -> Item[Pod]:
     meta, labels = seen.metadata, seen.metadata.labels
     conditions = {c.type: c for c in seen.status.conditions if c.status == "True"}
     disrupted = conditions.get("DisruptionTarget")
-    stops_at = meta.deletion_timestamp.timestamp() if meta.deletion_timestamp else 0.0
+    stops_by = meta.deletion_timestamp.timestamp() if meta.deletion_timestamp else None
     report, problem = _report(seen) if WORKLOAD_LABEL in labels else (None, "")
     counts = seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"}
     value = Pod(
@@ -215,8 +215,8 @@ def pod(raw: Bytes) -> Item[Pod]:
         ready="Ready" in conditions,
         gated=any(gate.name == GATE for gate in seen.spec.scheduling_gates),
         deleting=meta.deletion_timestamp is not None,
-        told_at=stops_at - (meta.deletion_grace_period_seconds or 0),
-        stops_at=stops_at,
+        told_at=(stops_by or 0.0) - (meta.deletion_grace_period_seconds or 0),
+        stops_by=stops_by,
         exit_code=_exit_code(seen.status),
         disrupted=(disrupted.message or "DisruptionTarget") if disrupted else "",
         workload=labels.get(WORKLOAD_LABEL, ""),

@@ -383,7 +383,7 @@ class Pod:
     gated: bool = False
     deleting: bool = False
     told_at: float = 0.0  # Unix seconds: since when it is being deleted
-    stops_at: float = 0.0  # Unix seconds: until when it may take to stop then
+    stops_by: float | None = None  # Unix seconds: until when it may take to stop; None: it is not deleted
     exit_code: int | None = None
     disrupted: str = ""  # message of a DisruptionTarget condition
     workload: str = ""

@@ -288,7 +288,7 @@ class Cluster:
         cordoned = self._turn("cordon", name)
         for pod in there:
             grace, key = self._forms[pod.workload].grace, _key(pod)
-            self._set_pod(replace(pod, deleting=True, disrupted="evicted", told_at=now, stops_at=now + grace))
+            self._set_pod(replace(pod, deleting=True, disrupted="evicted", told_at=now, stops_by=now + grace))
             self._later(grace, lambda key=key: self._remove_pod(key))  # type: ignore[misc]
         return cordoned or bool(there)
 

@@ -124,7 +124,7 @@ def test_until_then_it_stays(reports: dict[PodKey, Report]) -> None:
 
 def told(pod: Pod, *, since: float = NOW - 2, grace: float = 30, **given: Any) -> Pod:
     """Return a pod that others have told to stop."""
-    return replace(pod, deleting=True, told_at=since, stops_at=since + grace, **given)
+    return replace(pod, deleting=True, told_at=since, stops_by=since + grace, **given)
 
 
 EVICTED = {**PODS, B: told(PODS[B], disrupted="Eviction API: evicting")}

@@ -478,7 +478,7 @@ class ClusterMachine(RuleBasedStateMachine):
         if how == "node gone":
             self.happens("nodeDown", pod.node)
         elif how == "drained":
-            told = replace(pod, deleting=True, disrupted="drained", told_at=clock.now, stops_at=clock.now + 2)
+            told = replace(pod, deleting=True, disrupted="drained", told_at=clock.now, stops_by=clock.now + 2)
             clock.cluster._set_pod(told)
             clock.at(clock.now + 2, lambda: clock.cluster._remove_pod(_key(pod)))
             self.happens("cordon", pod.node)

@@ -96,7 +96,7 @@ def test_what_maintenance_has_is_no_reason_why_a_gang_could_never_fit(state: dic
 
 def test_nobody_is_moved_onto_a_node_that_maintenance_takes_before_its_end() -> None:
     small = [running(gang(f"s{i}", role(gpu=5), lifetime=Lifetime(60, HOUR)), {name: 1}) for i, name in enumerate("ab")]
-    wish = lasting("wish", HOUR)
+    wish = lasting("wish", 60)
     for start, moves in ((None, {"s0": {"c": 1}}), (2 * HOUR, {"s0": {"c": 1}}), (HOUR, {})):
         view, gangs = world([node("a"), node("b"), at("c", start, gpu=5)], small, [wish])
         assert moved(make_room(view, wish, gangs, NOW)) == moves, start

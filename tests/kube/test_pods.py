@@ -166,3 +166,10 @@ def decoded_pod(*, annotation: str = "", message: str = "", before: str = "", ou
     ends = [{"lastState": last, "state": now}]
     pod = {"metadata": meta, "status": {"containerStatuses": ends}}
     return decode.pod(json.dumps(pod).encode()).value
+
+
+def test_a_pod_that_is_deleted_tells_since_when_and_how_long_it_may_take_to_stop() -> None:
+    meta = {"name": "p", "deletionTimestamp": "1970-01-01T00:01:40Z", "deletionGracePeriodSeconds": 30}
+    pod = decode.pod(json.dumps({"metadata": meta}).encode()).value
+    assert (pod.deleting, pod.told_at, pod.stops_by) == (True, 70.0, 100.0)
+    assert decoded_pod().stops_by is None

@@ -142,7 +142,7 @@ async def test_a_gated_pod_is_not_touched_until_its_gate_goes(pods: KubeClient) 
     await reached(pods, "gated", "Running")
 
 
-async def test_a_pod_stops_at_once_or_slowly(pods: KubeClient) -> None:
+async def test_a_pod_stops_by_once_or_slowly(pods: KubeClient) -> None:
     await create(pods, "slow", stop_after="2s")
     await create(pods, "quick")
     await reached(pods, "slow", "Running")
