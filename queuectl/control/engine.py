@@ -152,7 +152,7 @@ class Engine:
         told = move.end.told(attempt.end) if move.end else None
         if move.end is not None and told is move.end.why:
             metrics.ENDED.labels(told.code).inc()
-        cause = told or (move.shrink.why if move.shrink else None)
+        cause = told or (move.shrink.why if move.shrink else move.asked.outcome if move.asked else None)
         log.info(
             "attempt moved", job=workload.name, namespace=workload.namespace, uid=move.uid, attempt=move.attempt,
             to=move.to.value, why=str(cause) if cause else None, done=len(move.done.pods) if move.done else None,

@@ -121,7 +121,9 @@ class Reporter:
         workload = self._world.workloads.get(move.uid)
         if move.done is not None:
             return  # the status says it; a gang may have thousands of pods that end one by one
-        if move.shrink is not None:
+        if move.asked is not None:
+            self.event(move.uid, move.asked.outcome, warning=move.asked.outcome.reason is not Reason.CHECKPOINTED)
+        elif move.shrink is not None:
             self.event(move.uid, move.shrink.why, warning=True)
         elif move.end is not None and told is not None:
             fine = move.end.exit_code == 0 or told.reason is Reason.CHECKPOINTED

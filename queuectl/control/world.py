@@ -366,6 +366,11 @@ class World:
             self.shrinks(move.uid, move.shrink)
             return
         attempt, workload = self.attempts[move.uid], self.workloads[move.uid]
+        if move.asked is not None:
+            self.attempts[move.uid] = replace(attempt, ask=None)
+            self.touched.add(move.uid)
+            self.restated.add(move.uid)
+            return
         if move.done is not None:
             self._done(attempt, move.done, now)
             return
@@ -382,6 +387,7 @@ class World:
             shrunk=None if attempt.replaces and move.to is AttemptState.RUNNING else attempt.shrunk,
             coming=attempt.coming if move.to is AttemptState.GROWING else frozenset(),
             growing_at=now if move.to is AttemptState.GROWING else attempt.growing_at,
+            ask=None,
             ending_at=now if move.to is AttemptState.ENDING else attempt.ending_at,
         )
         before, self.attempts[move.uid] = self.attempts[move.uid], attempt
@@ -505,11 +511,11 @@ class World:
         return taken
 
     def answers(self, attempt: Attempt) -> int:
-        """Return how many of an attempt's pods have done what they were asked for when it was told to go."""
-        job, end = self.jobs.get(attempt.uid), attempt.end
-        if job is None or end is None or end.ask is None:
+        """Return how many of an attempt's pods have done what they are asked for before it goes, or a part of it."""
+        job = self.jobs.get(attempt.uid)
+        if job is None or attempt.asking is None:
             return 0
-        return len(answered(attempt, job, self._pods_of(attempt), self.reports(attempt), end.ask))
+        return len(answered(attempt, job, self._pods_of(attempt), self.reports(attempt), attempt.asking))
 
     def take_saves(self, now: float) -> dict[str, Checkpoint]:
         """Return the checkpoints that active attempts have made since the last time; of those that leave first."""

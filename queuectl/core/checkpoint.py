@@ -1,13 +1,13 @@
 """The checkpoint handshake: who is asked to save, whether all have, what is saved and what an interruption cost. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from queuectl.core.elastic import keys
 from queuectl.model.checkpoint import Ask, Checkpoint, Interruption, Report, Signal
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome, Shrink
 from queuectl.model.objects import Job, Pod
-from queuectl.model.plan import PodKey, gpus_of
+from queuectl.model.plan import PodKey, Portion, gpus_of
 from queuectl.model.reasons import Why
 from queuectl.model.work import NO_WORK, Work
 
@@ -15,21 +15,40 @@ Reports = Mapping[PodKey, Report]
 
 
 def asked(attempt: Attempt, job: Job) -> list[PodKey]:
-    """Return the pods of a gang that save its work, and are asked to if its job says how, in order."""
+    """Return the pods of a gang that save its work, and are asked to if its job says how, in order.
+
+    Those of a part that goes are among them: who trains with others saves together with them.
+    """
+    return _of_those_that_save(job, keys(attempt.held, attempt.done))
+
+
+def _of_those_that_save(job: Job, pods: Iterable[PodKey]) -> list[PodKey]:
     chosen = job.saving.role if job.saving else ""
     roles = {chosen} if chosen else {role.name for role in job.gang.roles if role.must_succeed}
-    return [key for key in keys(attempt.placements, attempt.done) if key[0] in roles]
+    return [key for key in pods if key[0] in roles]
 
 
 def leave(attempt: Attempt, job: Job | None, cause: Why, now: float) -> End:
     """Return the end of an attempt that goes for somebody else. If it runs it is asked to save its work before."""
+    return End(cause, Outcome.REQUEUE, ask=_ask(attempt, job, now))
+
+
+def give_up(attempt: Attempt, job: Job | None, cause: Why, part: Portion, now: float) -> Shrink:
+    """Return that a running gang gives up a part. All of it saves its work before, for most trainers then start anew.
+
+    With SIGTERM only the pods of the part are told.
+    """
+    return Shrink(cause, part, _ask(attempt, job, now))
+
+
+def _ask(attempt: Attempt, job: Job | None, now: float) -> Ask | None:
     if job is None or job.saving is None or attempt.state is not AttemptState.RUNNING:
-        return End(cause, Outcome.REQUEUE)
+        return None
     by_deletion = job.saving.signal is Signal.SIG_TERM
     pods = 0 if by_deletion else len(asked(attempt, job))
     if not pods and not by_deletion:
-        return End(cause, Outcome.REQUEUE)
-    return End(cause, Outcome.REQUEUE, ask=Ask(now, now + job.saving.grace_seconds, pods))
+        return None
+    return Ask(now, now + job.saving.grace_seconds, pods)
 
 
 def answered(attempt: Attempt, job: Job, pods: Mapping[PodKey, Pod], reports: Reports, ask: Ask) -> list[PodKey]:
@@ -60,7 +79,8 @@ def saved(attempt: Attempt, job: Job, reports: Reports, now: float) -> Checkpoin
 
     What is dated in the future is of now.
     """
-    latest = [reports[key].saved if key in reports else None for key in asked(attempt, job)]
+    stay = _of_those_that_save(job, keys(attempt.placements, attempt.done))
+    latest = [reports[key].saved if key in reports else None for key in stay]
     known = [one for one in latest if one is not None]
     if not known or len(known) < len(latest):
         return None

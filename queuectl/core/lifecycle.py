@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from queuectl.core.checkpoint import answered, asked, interruption, leave
 from queuectl.core.elastic import finished, keys, last, numbered, spare
-from queuectl.model.checkpoint import Report
+from queuectl.model.checkpoint import Ask, Report
 from queuectl.model.lifecycle import UNDER_WAY, UP, Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import PodKey
@@ -72,6 +72,9 @@ def next_move(view: View) -> Move | None:
         return move
     if end is not None:
         to: AttemptState | None = end.first if attempt.state is AttemptState.RUNNING else AttemptState.ENDING
+    elif attempt.state is AttemptState.SHRINKING and job is not None and attempt.asking:
+        over = _asked_enough(view, job, attempt.asking)
+        return Move(attempt.uid, attempt.number, attempt.state, asked=over) if over else _done(view)
     else:
         to = _onwards(view)
     if to is AttemptState.ENDED:
@@ -85,8 +88,8 @@ def deadline(attempt: Attempt, job: Job) -> float | None:
     if attempt.state in _STARTING:
         return attempt.admitted_at + job.start_deadline_seconds
     if attempt.state is AttemptState.CHECKPOINTING:
-        return attempt.end.ask.until if attempt.end and attempt.end.ask else attempt.admitted_at
-    times = []
+        return attempt.asking.until if attempt.asking else attempt.admitted_at
+    times = [attempt.asking.until] if attempt.asking else []
     if attempt.state in UP and job.max_run_seconds and attempt.running_at is not None:
         times.append(attempt.running_at + job.max_run_seconds)
     if attempt.state in _COMING and attempt.growing_at is not None:
@@ -196,12 +199,18 @@ def _has_saved(view: View, job: Job) -> End | None:
     end = view.attempt.end
     if end is None or end.ask is None:
         return end
-    answers = len(answered(view.attempt, job, view.pods, view.reports, end.ask))
-    missing = answers < len(asked(view.attempt, job)) and view.now < end.ask.until
-    if missing and _pod_fault(view, job) is None:
-        return None
-    over = min(view.now, end.ask.until)
-    return replace(end, ask=replace(end.ask, until=over, answered=min(answers, end.ask.pods)))
+    over = _asked_enough(view, job, end.ask)
+    return replace(end, ask=over) if over else None
+
+
+def _asked_enough(view: View, job: Job, ask: Ask) -> Ask | None:
+    """Return what has come of asking once nobody waits for answers any longer."""
+    missing = set(asked(view.attempt, job)).difference(answered(view.attempt, job, view.pods, view.reports, ask))
+    if missing and view.now < ask.until and _pod_fault(view, job) is None:
+        pods = [view.pods.get(key) for key in missing]
+        if not any(_is_removed(pod) or (pod and pod.phase == "Failed") for pod in pods):
+            return None
+    return replace(ask, until=min(view.now, ask.until), answered=max(0, ask.pods - len(missing)))
 
 
 def _succeeded(view: View, job: Job) -> End | None:
@@ -373,7 +382,9 @@ def _growth_problem(view: View, job: Job) -> str | None:
 
 
 def _told_to_leave(view: View, job: Job) -> End | None:
-    return leave(view.attempt, job, view.leave, view.now) if view.leave else None
+    if view.leave is None or view.attempt.asking:  # what is being saved is saved first
+        return None
+    return leave(view.attempt, job, view.leave, view.now)
 
 
 def _promise_lost(view: View) -> End | None:

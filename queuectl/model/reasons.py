@@ -90,7 +90,7 @@ class Reason(Enum):
     REPLACING = "The gang runs with {there} of {pods:pod}; those that were on {nodes} are being replaced. {cause}"
     GROWTH_FAILED = "Gave {gone:pod} back by which it was to grow: {problem}. The other {after} run on."
     CHECKPOINTING = (
-        "Its pods save their work before it leaves: {answered} of {pods:pod} have, and by {until} it goes. {cause}"
+        "Its pods save their work first: {answered} of {pods:pod} have, and at {until} nobody waits any longer. {cause}"
     )
     # given back
     CHECKPOINTED = "All that were asked, {pods:pod}, saved their work within {seconds} s."
@@ -183,6 +183,8 @@ CAUSES = {
     Cause.FAIR_SHARE: "its queue has had the smaller share",
 }
 FOR_OTHERS = frozenset({Reason.PREEMPTED, Reason.MOVED})  # ends for somebody else's sake
+
+GIVES_UP = frozenset({Reason.SHRUNK, Reason.SHRUNK_FOR_QUOTA})  # pods, and the gang runs on with the others
 
 LEAVES_NODE = frozenset({Reason.NODE_FAULTY, Reason.NODE_MAINTENANCE})  # ends for the sake of a node
 
