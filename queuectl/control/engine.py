@@ -160,7 +160,7 @@ class Engine:
         if move.interruption is not None:
             metrics.LOST.labels(move.interruption.cause).inc(move.interruption.lost.gpu_seconds)
         job, came = self._world.jobs.get(move.uid), None
-        if move.to is AttemptState.ENDED and job is not None:
+        if move.to in {AttemptState.RUNNING, AttemptState.ENDED} and job is not None:
             came = last_words(attempt, job, self._world.reports(attempt), now)
         self._world.moved(move, now)
         self._reporter.moved(move, told)

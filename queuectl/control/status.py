@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from queuectl.core.grace import cut
 from queuectl.core.lifecycle import members, ready
 from queuectl.core.nominate import clock
 from queuectl.core.tree import Node
@@ -158,6 +159,8 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
     ]
     if job.unpromised:
         told.append(("PlaceUncertain", True, uncertain(job)))
+    if (shorter := cut(job)) is not None:
+        told.append(("GraceCut", True, shorter))
     if attempt is not None and attempt.shrunk is not None and not attempt.replaces:
         told.append(("Shrunk", True, attempt.shrunk))
     end = attempt.end if attempt else workload.last_end

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from queuectl.control.world import World
 from queuectl.core.checkpoint import give_up, leave
 from queuectl.core.cycle import plan
+from queuectl.core.grace import allowed
 from queuectl.core.lifecycle import loss, next_move
 from queuectl.core.moves import moved
 from queuectl.core.nominate import clock
@@ -175,7 +176,7 @@ def _leave(world: World, victim: Eviction, by: Mapping[str, object], now: float)
     attempt, job = world.attempts[victim.uid], world.jobs.get(victim.uid)
     if victim.part is None:
         facts = {**by, **_lost(victim)}
-        saving = job.saving.grace_seconds if job and job.saving else 0
+        saving = allowed(job, job.saving.grace_seconds) if job and job.saving else 0
         cause = (
             moved(victim, attempt.quota, now + saving, **facts)
             if victim.to

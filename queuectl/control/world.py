@@ -14,7 +14,7 @@ from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
 from queuectl.control.holdings import Holdings
 from queuectl.core.backlog import Backlog
-from queuectl.core.checkpoint import Reports, answered, saved
+from queuectl.core.checkpoint import Reports, answered, by_exit, saved
 from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
@@ -191,13 +191,18 @@ class World:
 
     def on_queue(self, old: Queue | None, new: Queue | None) -> None:
         """Take in a changed queue."""
+        name = (new or old).name  # type: ignore[union-attr]
         if new is not None:
-            self.queues[new.name] = new
+            self.queues[name] = new
             if new == old:
                 return  # only its status changed
-        elif old is not None:
-            self.queues.pop(old.name, None)
-        self.changes.queues.add((new or old).name)  # type: ignore[union-attr]
+        else:
+            self.queues.pop(name, None)
+        if (old and old.max_grace_seconds) != (new and new.max_grace_seconds):
+            for uid in [uid for uid, job in self.jobs.items() if job.gang.queue == name]:
+                self.jobs[uid] = self._limited(self.jobs[uid])
+                self.restated.add(uid)
+        self.changes.queues.add(name)
         self._version += 1
         self._replant = True
 
@@ -270,7 +275,7 @@ class World:
                 self.changes.candidates = True
 
     def keep_job(self, job: Job) -> None:
-        """Have a job as it was read last, with what its claims mean for it."""
+        """Have a job as it was read last, with what its claims and its queue mean for it."""
         uid = job.gang.uid
         if job.volumes or uid in self._claiming:
             self._forget_claims(uid)
@@ -279,7 +284,7 @@ class World:
             self._claiming[uid] = job
             for key in _claims_of(job):
                 self._users[key].add(uid)
-        self.jobs[uid] = self._volumes.judge(job)
+        self.jobs[uid] = self._limited(self._volumes.judge(job))
 
     def on_volume_claim(self, old: Claim | None, new: Claim | None) -> None:
         """Take in a changed PersistentVolumeClaim."""
@@ -733,13 +738,19 @@ class World:
     def _judge_again(self, uids: Iterable[str]) -> None:
         """Look again what their claims mean for jobs."""
         for uid in list(uids) if self._volumes.known else ():
-            job = self._volumes.judge(self._claiming[uid])
+            job = self._limited(self._volumes.judge(self._claiming[uid]))
             if job != self.jobs.get(uid):
                 self.jobs[uid] = job
                 self._stale.add(uid)
                 self.touched.add(uid)
                 self.restated.add(uid)
                 self.changes.candidates = True
+
+    def _limited(self, job: Job) -> Job:
+        """Return a job with what its queue lets it take to leave."""
+        queue = self.queues.get(job.gang.queue)
+        most = queue.max_grace_seconds if queue else None
+        return job if job.max_grace_seconds == most else replace(job, max_grace_seconds=most)
 
     def _forget_claims(self, uid: str) -> None:
         job = self._claiming.pop(uid, None)
@@ -785,6 +796,10 @@ class World:
         key = (pod.workload, pod.attempt)
         if pod.report is not None and (old is None or old.report != pod.report):
             self.heard(key, (pod.role, pod.index), pod.report)
+        if pod.ended and not (old and old.ended) and self._active(key):
+            known = self._reports.get(key, {}).get((pod.role, pod.index))
+            if (said := by_exit(self.attempts[pod.workload], pod, known)) is not None:
+                self.heard(key, (pod.role, pod.index), said)
         if pod.report_problem and not (old and old.report_problem) and self._active(key):
             cause = why(Reason.REPORT_UNREADABLE, pod=pod.name, problem=pod.report_problem)
             self.unreadable.setdefault(pod.workload, cause)

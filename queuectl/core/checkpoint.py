@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from queuectl.core.elastic import keys
+from queuectl.core.grace import allowed
 from queuectl.model.checkpoint import Ask, Checkpoint, Interruption, Report, Signal
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome, Shrink
 from queuectl.model.objects import Job, Pod
@@ -12,6 +13,9 @@ from queuectl.model.reasons import Why
 from queuectl.model.work import NO_WORK, Work
 
 Reports = Mapping[PodKey, Report]
+# Exit codes of who has done with SIGTERM what it is for: 0, or 128 + 15, as JVMs and many trainers end after that. Without
+# a handler nothing happens to the first process of a container until SIGKILL, which is 137.
+LEFT_WELL = frozenset({0, 143})
 
 
 def asked(attempt: Attempt, job: Job) -> list[PodKey]:
@@ -48,7 +52,7 @@ def _ask(attempt: Attempt, job: Job | None, now: float) -> Ask | None:
     pods = 0 if by_deletion else len(asked(attempt, job))
     if not pods and not by_deletion:
         return None
-    return Ask(now, now + job.saving.grace_seconds, pods)
+    return Ask(now, now + allowed(job, job.saving.grace_seconds), pods)
 
 
 def answered(attempt: Attempt, job: Job, pods: Mapping[PodKey, Pod], reports: Reports, ask: Ask) -> list[PodKey]:
@@ -61,17 +65,35 @@ def answered(attempt: Attempt, job: Job, pods: Mapping[PodKey, Pod], reports: Re
     ]
 
 
+def by_exit(attempt: Attempt, pod: Pod, known: Report | None) -> Report | None:
+    """Return what a pod says by its exit code after it was asked by deletion; what it has reported in words goes before.
+
+    None when it says nothing. Whoever leaves well has saved what there was when it was asked.
+    """
+    ask = _by_deletion(attempt)
+    if ask is None or not pod.ended or (known is not None and known.saved is not None):
+        return None
+    well = pod.phase == "Succeeded" or pod.exit_code in LEFT_WELL
+    return Report(ask.id(attempt.number), Checkpoint(ask.at)) if well else Report()
+
+
 def last_words(attempt: Attempt, job: Job, reports: Reports, now: float) -> Why | None:
     """Return what has come of asking pods by deleting them, once they are gone.
 
-    None if they were not asked so, or none has ever reported anything: then nothing is known.
+    None if they were not asked so, or nothing was ever heard of any of them: then nothing is known.
     """
-    ask, pods = attempt.end.ask if attempt.end else None, asked(attempt, job)
-    if ask is None or ask.pods or not pods or not reports:
+    ask, stay = _by_deletion(attempt), keys(attempt.placements, attempt.done) if attempt.leaving else ()
+    pods = [key for key in asked(attempt, job) if key not in stay]
+    if ask is None or not pods or not any(key in reports for key in pods):
         return None
     latest = [reports[key].saved if key in reports else None for key in pods]
     done = sum(one is not None and one.at >= ask.at for one in latest)
     return replace(ask, until=min(now, ask.until), pods=len(pods), answered=done).outcome
+
+
+def _by_deletion(attempt: Attempt) -> Ask | None:
+    ask = attempt.end.ask if attempt.end else attempt.ask
+    return ask if ask and not ask.pods else None
 
 
 def saved(attempt: Attempt, job: Job, reports: Reports, now: float) -> Checkpoint | None:
@@ -96,12 +118,13 @@ def remind(attempt: Attempt, job: Job, last: Ask | None, now: float) -> Ask | No
     saving, since = job.saving, attempt.running_at
     if saving is None or saving.signal is Signal.SIG_TERM or attempt.state is not AttemptState.RUNNING or since is None:
         return None
+    until = now + allowed(job, saving.grace_seconds)
     since, wanted = max(since, attempt.saved_at or 0.0), job.save_asked_at
     if wanted is not None and since < wanted and (last is None or last.at < wanted):
-        return Ask(wanted, now + saving.grace_seconds)
+        return Ask(wanted, until)
     since = max(since, last.at if last else 0.0)
     if saving.interval_seconds is not None and now >= since + saving.interval_seconds:
-        return Ask(now, now + saving.grace_seconds)
+        return Ask(now, until)
     return None
 
 

@@ -73,6 +73,9 @@ class Reason(Enum):
         "No reservation takes {fields} into account: kube-scheduler may keep pods from the nodes that are reserved for"
         " them, or a node not start them, and the whole gang then goes back to its queue at its start deadline."
     )
+    GRACE_CUT = (
+        "Queue {queue} lets its jobs take {allowed} s to leave, which is what counts instead of {field}, {wanted} s."
+    )
     # starting and running
     ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
     STARTING = "The whole gang, {pods:pod}, was ungated together and is being bound."

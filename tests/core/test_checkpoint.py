@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from queuectl.core.checkpoint import asked, give_up, interruption, last_words, leave, remind, saved
+from queuectl.core.checkpoint import asked, by_exit, give_up, interruption, last_words, leave, remind, saved
 from queuectl.core.elastic import finished, last
 from queuectl.core.lifecycle import View, deadline, next_move
 from queuectl.model.checkpoint import Answer, Ask, Checkpoint, Report, Saving, Signal
@@ -189,6 +189,53 @@ def test_what_came_of_asking_by_deletion_is_told_where_pods_report_at_all() -> N
     assert last_words(over, by_deletion, {A: report(at=NOW + 1)}, NOW + 61) == missed
     assert last_words(over, by_deletion, {}, NOW + 61) is None, "it may save and not say so"
     assert last_words(leaving(), JOB, both, NOW + 3) is None, "it was told when they answered"
+
+
+@pytest.mark.parametrize(
+    ("phase", "code", "well"),
+    [
+        ("Succeeded", 0, True),
+        ("Failed", 143, True),
+        ("Failed", 137, False),
+        ("Failed", 1, False),
+        ("Failed", None, False),
+    ],
+)
+def test_who_is_asked_by_deletion_and_reports_nothing_answers_by_its_exit_code(
+    phase: str,
+    code: int | None,
+    well: bool,  # noqa: FBT001
+) -> None:
+    by_deletion = replace(JOB, saving=Saving(grace_seconds=60))
+    over, ended = leaving(by_deletion), replace(PODS[A], phase=phase, exit_code=code)
+    said = by_exit(over, ended, None)
+    assert said is not None
+    assert said == (report(ID) if well else Report())
+    left = {A: said, B: report(at=NOW + 2)}
+    assert (saved(over, by_deletion, left, NOW + 3) == Checkpoint(NOW, attempt=3)) is well
+    outcome = last_words(over, by_deletion, left, NOW + 3)
+    assert outcome is not None
+    assert outcome.reason is (Reason.CHECKPOINTED if well else Reason.CHECKPOINT_MISSED)
+
+
+def test_an_exit_code_says_nothing_of_who_reports_still_runs_or_is_not_asked_by_deletion() -> None:
+    over, ended = (
+        leaving(replace(JOB, saving=Saving(grace_seconds=60))),
+        replace(PODS[A], phase="Failed", exit_code=143),
+    )
+    assert by_exit(over, ended, report(at=NOW - 30)) is None, "it would have said so"
+    assert by_exit(over, PODS[A], None) is None
+    assert by_exit(leaving(), ended, None) is None
+    assert by_exit(RUNNING, ended, None) is None
+
+
+def test_of_a_part_that_is_asked_by_deletion_only_its_pods_are_counted() -> None:
+    job = replace(ELASTIC, saving=Saving(grace_seconds=60))
+    going = shrinking(job)
+    said = by_exit(going, replace(PODS[B], phase="Failed", exit_code=143), None)
+    assert said is not None
+    assert last_words(going, job, {B: said}, NOW + 3) == why(Reason.CHECKPOINTED, pods=1, seconds=3)
+    assert last_words(going, job, {A: report(at=NOW + 1)}, NOW + 3) is None, "nothing was heard of those that go"
 
 
 def test_what_ends_for_good_or_never_ran_is_no_interruption() -> None:

@@ -253,6 +253,40 @@ async def test_whatever_a_trainer_does_when_asked_it_goes_in_time_and_goes_on_fr
     training.is_as_undisturbed(undisturbed)
 
 
+@pytest.mark.parametrize(
+    ("on_sigterm", "grace", "answered"),
+    [("exit 0", 60, True), ("exit 143", 60, True), ("exit 1", 60, False), ("", 2, False)],
+    ids=["exits with 0", "exits with 143", "exits with 1", "ignores it"],
+)
+async def test_who_reports_nothing_answers_sigterm_by_its_exit_code(
+    stage: Stage,
+    on_sigterm: str,
+    grace: int,
+    answered: bool,  # noqa: FBT001
+) -> None:
+    script = f"trap '{on_sigterm}' TERM; touch /there/ready; while :; do sleep 0.1; done"
+    volumes = [{"name": "there", "emptyDir": {}}]
+    job = stage.job("low", 2, 1, pod={"volumes": volumes}, checkpoint={"signal": "SigTerm", "graceSeconds": grace})
+    container = job["spec"]["roles"][0]["template"]["spec"]["containers"][0]
+    container |= {
+        "command": ["sh", "-c", script],
+        "volumeMounts": [{"name": "there", "mountPath": "/there"}],
+        "readinessProbe": {"exec": {"command": ["cat", "/there/ready"]}, "periodSeconds": 1},
+    }
+    await stage.create(job)
+    await stage.until_phase("low", "Running")
+    low = await preempt(stage)
+    [one] = await interruptions(stage)
+    assert (one["cause"], one["answered"]) == ("Preempted", answered)
+    if answered:
+        assert (one["gpu_seconds"], low["status"]["lastCheckpoint"]["attempt"]) == (0, 1)
+    else:
+        assert one["saved_at"] is None
+        assert "lastCheckpoint" not in low["status"]
+    await stage.until_event("low", "Checkpointed" if answered else "CheckpointMissed")
+    assert low["status"]["failures"] == 0
+
+
 @pytest.fixture
 def small(training: Training) -> Iterator[Path]:
     """A small volume for the checkpoints."""
