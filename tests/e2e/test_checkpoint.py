@@ -374,6 +374,27 @@ async def test_with_sigterm_its_pods_have_the_grace_and_their_last_words_count(s
     assert (one["answered"], one["gpu_seconds"]) == (True, 0)
 
 
+async def test_a_queue_bounds_how_long_its_jobs_may_take_to_leave(stage: Stage) -> None:
+    """It is told when the job is submitted, and in its status; the ask and the pods say the shorter time."""
+    stage.controller().start()
+    await stage.nodes(2)
+    await stage.queue(16, preemption={"withinQueue": "LowerPriority"}, maxGraceSeconds=4)
+    pod = {"terminationGracePeriodSeconds": 3600}
+    low = stage.job("low", 2, 8, annotations=STAYS, pod=pod, checkpoint={"signal": "Annotation", "graceSeconds": 600})
+    said = await Commands(stage.kubeconfig, stage.namespace)("submit", "-f", "-", stdin=json.dumps(low))
+    words = f"Queue {stage.name} lets its jobs take 4 s to leave"
+    assert f"{words}, which is what counts instead of spec.checkpoint.graceSeconds, 600 s." in said.err
+    running = await stage.until_phase("low", "Running")
+    assert condition(running, "GraceCut")["message"].startswith(words)
+    assert {each["spec"]["terminationGracePeriodSeconds"] for each in await stage.pods("low")} == {4}
+    await stage.submit("high", 2, 8, priority=5)
+    for _, ask in await asks(stage, "low"):
+        assert ask["deadline"] - time.time() <= 4
+    await remove(stage, "low")
+    assert (await stage.until_event("low", "CheckpointMissed")).endswith("0 did within 4 s.")
+    await stage.until_phase("high", "Running")
+
+
 async def test_an_elastic_gang_saves_its_work_before_it_gives_up_pods(stage: Stage) -> None:
     """All of its pods are asked, and none goes before, also when the controller dies meanwhile."""
     await stage.nodes(2)

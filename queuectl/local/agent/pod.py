@@ -18,9 +18,10 @@ import structlog
 
 from queuectl.kube.client import ApiError, ApiUnreachableError, KubeClient
 from queuectl.kube.names import pods_path
-from queuectl.local.agent import given
+from queuectl.local.agent import config, given
 from queuectl.local.agent.command import Command, StartError, Wanted, run
-from queuectl.local.agent.given import Manifest, Mounts, RefusedError
+from queuectl.local.agent.config import Manifest, RefusedError
+from queuectl.local.agent.given import Mounts
 from queuectl.local.agent.shim import NOT_BEGUN
 
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -113,6 +114,7 @@ class Pod:
         }
         self._places: dict[str, Path] = {}
         self._mounts: Mounts = {}
+        self._data: config.Data = {}
         self._begun = _now()
         self._over = False  # nothing of it runs, or will
         self._settled = False  # nothing is to be reported any more
@@ -187,7 +189,7 @@ class Pod:
         base = self._host.base() | {"HOSTNAME": self._spec.get("hostname") or self.manifest["metadata"]["name"]}
         if not self._host.mounts_work:
             base["QUEUECTL_TERMINATION_LOG"] = str(self._message(container))
-        env = given.environment(self.manifest, container.spec, base, self._host.resources)
+        env = given.environment(self.manifest, container.spec, base, self._host.resources, self._data)
         mounts = given.mounts(container.spec, self._places, self.manifest, env)
         if self._host.mounts_work:
             path = container.spec.get("terminationMessagePath") or "/dev/termination-log"
@@ -252,7 +254,8 @@ class Pod:
     async def _prepare(self) -> None:
         """Make the pod's files, and see that nothing is asked for that this agent does not do."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._places = given.volumes(self.manifest, self.folder / "volumes")
+        self._data = await config.read(self._host.client, self.manifest)
+        self._places = given.volumes(self.manifest, self.folder / "volumes", self._data)
         if self._host.mounts_work:
             (self.folder / "hosts").write_text("")
             self._mounts["/etc/hosts"] = (str(self.folder / "hosts"), False)
