@@ -262,6 +262,27 @@ async def test_not_ready_until_the_probe_succeeds(pods: Pods, tmp_path: Path) ->
     await eventually(ready, "it is ready")
 
 
+async def test_who_hangs_is_ended_and_started_again(pods: Pods, tmp_path: Path) -> None:
+    """Its liveness is looked at only once it has started."""
+    first, started = tmp_path / "been", tmp_path / "started"
+    script = (
+        f"test -e {first} && exit 0; touch {first}; trap 'echo told; exit 9' TERM; sleep 2; touch {started};"
+        " while :; do sleep 0.1; done"
+    )
+
+    def probe(command: list[str]) -> dict[str, Any]:
+        return {"exec": {"command": command}, "periodSeconds": 1, "failureThreshold": 1}
+
+    probes = {"startupProbe": probe(["test", "-e", str(started)]) | {"failureThreshold": 60}}
+    probes["livenessProbe"] = probe(["false"])
+    await pods.run("hangs", script, restartPolicy="OnFailure", terminationGracePeriodSeconds=60, **probes)
+    status = (await pods.until("hangs", "Succeeded"))["status"]["containerStatuses"][0]
+    assert status["restartCount"] == 1
+    assert status["lastState"]["terminated"]["exitCode"] == 9
+    assert started.exists()
+    assert await pods.logs("hangs", previous="true") == "told\n"
+
+
 async def test_init_containers_come_first_and_in_order(pods: Pods, tmp_path: Path) -> None:
     story = tmp_path / "story"
 

@@ -73,7 +73,17 @@ class Pods:
 
     async def run(self, name: str, script: str, *, annotations: Mapping[str, str] = {}, **more: Any) -> None:
         """Create a pod of one container, a shell script; `more` goes into its spec, but these go into the container."""
-        inside = {"env", "envFrom", "volumeMounts", "readinessProbe", "lifecycle", "terminationMessagePolicy", "ports"}
+        inside = {
+            "env",
+            "envFrom",
+            "volumeMounts",
+            "readinessProbe",
+            "livenessProbe",
+            "startupProbe",
+            "lifecycle",
+            "terminationMessagePolicy",
+            "ports",
+        }
         container = {"name": "main", "image": "none", "command": ["sh", "-c", script]}
         container |= {key: more.pop(key) for key in inside & more.keys()}
         spec = {"nodeName": self._node, "restartPolicy": "Never", "containers": [container], **more}

@@ -325,12 +325,16 @@ class Pod:
             return self._ended(container, begun, NOT_BEGUN, "StartError", str(error))
         container.command = command
         container.state = {"running": {"startedAt": begun}}
-        async with _closing(command), _meanwhile(self._probe(container)), _meanwhile(self._stop.wait()) as stopped:
+        async with (
+            _closing(command),
+            _meanwhile(self._watch(container)) as unwell,
+            _meanwhile(self._stop.wait()) as stopped,
+        ):
             self._changed.set()
             exited = asyncio.create_task(command.wait())
-            await asyncio.wait({exited, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({exited, stopped, unwell}, return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():
-                await self._end(container, command, exited)
+                await self._end(container, command, exited, time.monotonic() + self._grace)
             code = await exited
         container.command = None
         return self._ended(container, begun, code, "Error" if code else "Completed", self._said(container, code))
@@ -342,32 +346,50 @@ class Pod:
         self._changed.set()
         return code
 
-    async def _end(self, container: Container, command: Command, exited: "asyncio.Task[int]") -> None:
-        """PreStop hook, SIGTERM, and SIGKILL when the grace is over; the grace may be shortened meanwhile."""
+    async def _end(self, container: Container, command: Command, exited: "asyncio.Task[int]", deadline: float) -> None:
+        """PreStop hook, SIGTERM, and SIGKILL when the grace is over; the grace may be another one when the pod is told to stop."""
         least = 0.0
         if hook := (container.spec.get("lifecycle") or {}).get("preStop"):
             async with _meanwhile(self._act(container, hook)) as acted:
-                await self._within_grace({exited, acted})
+                await self._within_grace({exited, acted}, deadline)
             least = time.monotonic() + LEAST_SECONDS
         command.terminate()
-        await self._within_grace({exited}, least)
+        await self._within_grace({exited}, deadline, least)
         if not exited.done():
             command.kill()
 
     async def _within_grace(
-        self, tasks: "set[asyncio.Task[int]] | set[asyncio.Task[bool]]", least: float = 0.0
+        self, tasks: "set[asyncio.Task[int]] | set[asyncio.Task[bool]]", deadline: float, least: float = 0.0
     ) -> None:
-        while (left := max(self._deadline, least) - time.monotonic()) > 0:
+        while (left := max(self._deadline if self._stop.is_set() else deadline, least) - time.monotonic()) > 0:
             done, _ = await asyncio.wait(tasks, timeout=min(left, 1.0), return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
 
-    async def _probe(self, container: Container) -> None:
-        """Keep `ready` as the readiness probe says it is."""
-        probe = container.spec.get("readinessProbe")
+    async def _watch(self, container: Container) -> None:
+        """Keep `ready` as probes say it is; return when they say that the container has to end."""
+        async for started in self._outcomes(container, "startupProbe"):
+            if not started:
+                return
+            break
+        async with _meanwhile(self._keep_ready(container)):
+            async for alive in self._outcomes(container, "livenessProbe"):
+                if not alive:
+                    return
+
+    async def _keep_ready(self, container: Container) -> None:
+        async for passed in self._outcomes(container, "readinessProbe"):
+            ready = passed and not container.initial
+            if container.ready != ready:
+                container.ready = ready
+                self._changed.set()
+
+    async def _outcomes(self, container: Container, kind: str) -> AsyncIterator[bool]:
+        """Probe again and again; yield the outcome as often as it has been the same as many times as it has to be."""
+        probe = container.spec.get(kind)
         if not probe:
-            container.ready = not container.initial
-            self._changed.set()
+            yield True
+            await asyncio.get_running_loop().create_future()
             return
         await asyncio.sleep(probe.get("initialDelaySeconds") or 0)
         in_a_row, before = 0, False
@@ -378,9 +400,8 @@ class Pod:
                     passed = await self._act(container, probe)
             in_a_row, before = (in_a_row + 1 if passed == before else 1), passed
             needed = probe.get("successThreshold") or 1 if passed else probe.get("failureThreshold") or 3
-            if in_a_row >= needed and container.ready != passed:
-                container.ready = passed
-                self._changed.set()
+            if in_a_row >= needed:
+                yield passed
             await asyncio.sleep(probe.get("periodSeconds") or 10)
 
     async def _act(self, container: Container, action: Manifest) -> bool:
