@@ -439,3 +439,28 @@ async def test_an_elastic_gang_saves_its_work_before_it_gives_up_pods(stage: Sta
         "Admitted", "Created", "Ungated", "Running", "Shrunk", "Checkpointed", "Running",
     ]  # fmt: skip
     assert await interruptions(stage, "elastic") == [], "it runs on"
+
+
+async def test_of_an_elastic_gang_only_the_pods_that_go_get_sigterm(stage: Stage) -> None:
+    await stage.nodes(2)
+    await stage.queue(16, preemption={"withinQueue": "LowerPriority"})
+    stage.controller().start()
+    job = stage.job("elastic", 4, 4, annotations=STAYS)
+    job["spec"]["roles"][0]["minReplicas"] = 1
+    job["spec"]["checkpoint"] = {"signal": "SigTerm", "graceSeconds": 600}
+    await stage.create(job)
+    await stage.until_phase("elastic", "Running")
+    await stage.submit("high", 1, 8, priority=5)
+
+    async def going() -> list[Object] | None:
+        gone = [pod for pod in await stage.pods("elastic") if "deletionTimestamp" in pod["metadata"]]
+        return gone if len(gone) == 2 else None
+
+    for pod in await eventually(going, "two pods are deleted"):
+        assert pod["metadata"]["name"] in {"elastic-worker-1-2", "elastic-worker-1-3"}
+        assert 500 < pod["metadata"]["deletionGracePeriodSeconds"] <= 600, "and not their own 30 s"
+        await stage.delete_pod(pod["metadata"]["name"], at_once=True)
+    await stage.until_phase("high", "Running")
+    after = await stage.until_reason("elastic", "Running")
+    assert after["status"]["pods"] == "2/4"
+    assert "Checkpointed" not in await ledger.history(stage, "elastic")
