@@ -82,6 +82,7 @@ class ConditionType(StrEnum):
     ADMITTED = "Admitted"
     PODS_READY = "PodsReady"
     PLACE_UNCERTAIN = "PlaceUncertain"
+    GRACE_CUT = "GraceCut"
     SHRUNK = "Shrunk"
     CHECKPOINTING = "Checkpointing"
     EVICTED = "Evicted"
