@@ -299,6 +299,23 @@ async def test_init_containers_come_first_and_in_order(pods: Pods, tmp_path: Pat
     assert "never" not in story.read_text()
 
 
+async def test_a_sidecar_starts_first_and_ends_last(pods: Pods, tmp_path: Path) -> None:
+    story, up = tmp_path / "story", tmp_path / "up"
+
+    def container(name: str, script: str, **more: Any) -> dict[str, Any]:
+        return {"name": name, "image": "none", "command": ["sh", "-c", script], **more}
+
+    script = f"sleep 0.3; echo side >> {story}; touch {up}; trap 'echo after >> {story}; exit 0' TERM; {SLEEP}"
+    probe = {"exec": {"command": ["test", "-e", str(up)]}, "periodSeconds": 1}
+    initial = [
+        container("side", script, restartPolicy="Always", startupProbe=probe),
+        container("second", f"echo second >> {story}"),
+    ]
+    await pods.run("beside", f"echo main >> {story}", initContainers=initial)
+    await pods.until("beside", "Succeeded")
+    assert story.read_text().split() == ["side", "second", "main", "after"]
+
+
 async def test_a_container_that_fails_is_started_again_if_the_pod_says_so(pods: Pods, tmp_path: Path) -> None:
     script = f"echo try; test -e {tmp_path / 'been'} || {{ touch {tmp_path / 'been'}; exit 6; }}"
     await pods.run("again", script, restartPolicy="OnFailure")

@@ -69,6 +69,12 @@ class Container:
     restarts: int = 0
     ready: bool = False
     command: Command | None = None  # while it runs
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # it runs, and its startup probe has succeeded
+
+    @property
+    def sidecar(self) -> bool:
+        """Whether it starts in its turn among the initial containers, and runs on beside the main ones."""
+        return self.initial and self.spec.get("restartPolicy") == "Always"
 
     @property
     def log(self) -> Path:
@@ -87,7 +93,7 @@ class Container:
             "name": self.spec["name"],
             "image": self.spec.get("image") or "",
             "imageID": "",
-            "ready": self.exit_code == 0 if self.initial else self.ready,
+            "ready": self.exit_code == 0 if self.initial and not self.sidecar else self.ready,
             "started": "running" in self.state,
             "restartCount": self.restarts,
             "state": self.state,
@@ -224,16 +230,25 @@ class Pod:
         seconds = self._spec.get("activeDeadlineSeconds")
         timer = asyncio.get_running_loop().call_later(seconds, self._expire) if seconds else None
         try:
-            for each in self.containers.values():
-                if each.initial and not await self._keep(each):
-                    return
-            async with asyncio.TaskGroup() as group:
-                for each in self.containers.values():
-                    if not each.initial:
-                        group.create_task(self._keep(each))
+            async with asyncio.TaskGroup() as sidecars:
+                await self._initial_and_main(sidecars)
+                self.stop(self._grace)  # of the sidecars, if there are any
         finally:
             if timer:
                 timer.cancel()
+
+    async def _initial_and_main(self, sidecars: asyncio.TaskGroup) -> None:
+        for each in self.containers.values():
+            if each.sidecar:
+                kept = sidecars.create_task(self._keep(each))
+                async with _meanwhile(each.begun.wait()) as begun:
+                    await asyncio.wait({kept, begun}, return_when=asyncio.FIRST_COMPLETED)
+            elif each.initial and not await self._keep(each):
+                return
+        async with asyncio.TaskGroup() as group:
+            for each in self.containers.values():
+                if not each.initial:
+                    group.create_task(self._keep(each))
 
     async def _prepared(self) -> bool:
         try:
@@ -264,7 +279,7 @@ class Pod:
         for pod in self._host.pods.values():
             pod.write_hosts()
         for each in self.containers.values():
-            if each.initial and each.spec.get("restartPolicy"):
+            if each.spec.get("restartPolicy") and not each.sidecar:
                 raise RefusedError(f"container {each.spec['name']}: restartPolicy is not supported by this node agent")
             self.wanted(each)
 
@@ -291,12 +306,14 @@ class Pod:
 
     async def _keep(self, container: Container) -> bool:
         """Run a container as often as the restart policy says; whether its last run succeeded."""
-        policy = self._spec.get("restartPolicy") or "Always"
+        policy = "Always" if container.sidecar else self._spec.get("restartPolicy") or "Always"
         for pause in chain(RESTART_SECONDS, repeat(RESTART_SECONDS[-1])):
             if self._stop.is_set():
                 return False
             code = await self._once(container)
-            again = policy != "Never" and (code != 0 or (policy == "Always" and not container.initial))
+            again = policy != "Never" and (
+                code != 0 or (policy == "Always" and (container.sidecar or not container.initial))
+            )
             if self._stop.is_set() or not again:
                 return code == 0
             ended = container.state
@@ -371,6 +388,7 @@ class Pod:
         async for started in self._outcomes(container, "startupProbe"):
             if not started:
                 return
+            container.begun.set()
             break
         async with _meanwhile(self._keep_ready(container)):
             async for alive in self._outcomes(container, "livenessProbe"):
@@ -379,7 +397,7 @@ class Pod:
 
     async def _keep_ready(self, container: Container) -> None:
         async for passed in self._outcomes(container, "readinessProbe"):
-            ready = passed and not container.initial
+            ready = passed and (container.sidecar or not container.initial)
             if container.ready != ready:
                 container.ready = ready
                 self._changed.set()
@@ -504,10 +522,15 @@ class Pod:
         else:
             begun = any("waiting" not in each.state or each.last for each in main)
             phase, why = "Running" if begun else "Pending", "ContainersNotReady"
-        ready = not self._over and all(each.ready for each in main)
+        sidecars = [each for each in initial if each.sidecar]
+        ready = not self._over and all(each.ready for each in (*sidecars, *main))
         shown = {each["type"]: each["status"] for each in (self.manifest.get("status") or {}).get("conditions") or ()}
         gates = (gate["conditionType"] for gate in self._spec.get("readinessGates") or ())
-        self._condition("Initialized", all(each.exit_code == 0 for each in initial), "ContainersNotInitialized")
+        self._condition(
+            "Initialized",
+            all(each.exit_code == 0 or (each.sidecar and each.begun.is_set()) for each in initial),
+            "ContainersNotInitialized",
+        )
         self._condition("ContainersReady", ready, why)
         self._condition("Ready", ready and all(shown.get(gate) == "True" for gate in gates), why)
         if self._disrupted:
