@@ -14,20 +14,21 @@ def allowed(job: Job, seconds: int) -> int:
 
 def of_pods(job: Job, role: str) -> dict[str, int]:
     """Return what pods of a role have to say instead of what their template does, if anything."""
-    asked = _asked(job, role) or _POD_DEFAULT
+    given = _given(job, role)
+    asked = _POD_DEFAULT if given is None else given
     return {_POD_FIELD: allowed(job, asked)} if allowed(job, asked) < asked else {}
 
 
 def cut(job: Job) -> Why | None:
     """Say what a job asks for beyond what its queue allows, if anything."""
     fields = {"spec.checkpoint.graceSeconds": job.saving.grace_seconds} if job.saving else {}
-    fields |= {f"{_POD_FIELD} of role {role}": _asked(job, role) for role in job.templates}
+    fields |= {f"{_POD_FIELD} of role {role}": _given(job, role) or 0 for role in job.templates}
     for field, seconds in fields.items():
         if (most := allowed(job, seconds)) < seconds:
             return why(Reason.GRACE_CUT, queue=job.gang.queue, allowed=most, field=field, wanted=seconds)
     return None
 
 
-def _asked(job: Job, role: str) -> int:
+def _given(job: Job, role: str) -> int | None:
     given = job.templates[role].get("spec", {}).get(_POD_FIELD)
-    return given if isinstance(given, int) else 0  # anything else the API server refuses with the first pod
+    return given if isinstance(given, int) else None  # anything else the API server refuses with the first pod

@@ -35,6 +35,7 @@ def test_so_are_its_pods_between_sigterm_and_sigkill() -> None:
     assert of_pods(job(60, terminationGracePeriodSeconds=3600), "worker") == {"terminationGracePeriodSeconds": 60}
     assert of_pods(job(None, terminationGracePeriodSeconds=3600), "worker") == {}
     assert of_pods(job(60, terminationGracePeriodSeconds=20), "worker") == {}
+    assert of_pods(job(10, terminationGracePeriodSeconds=0), "worker") == {}
     assert of_pods(job(60, terminationGracePeriodSeconds=None), "worker") == {}
 
 
