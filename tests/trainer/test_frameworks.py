@@ -1,4 +1,4 @@
-"""The adapters with the real frameworks, where these are installed; they are too large to be needed for the other tests.
+"""The adapters with the real frameworks, where these are installed; 6 GB are too much to be needed for the other tests.
 
 python -m pip install torch lightning transformers accelerate
 python -m pytest tests/trainer/test_frameworks.py
