@@ -192,7 +192,8 @@ class Play:
         ) or any(event.fail for event in scenario.events)
         for queue in scenario.queues:
             rules = queue.preemption
-            self._timed = self._timed or bool(rules and (rules.wait_seconds or rules.min_run_seconds))
+            limits = rules and (rules.wait_seconds or rules.min_run_seconds)
+            self._timed = self._timed or bool(limits or queue.max_grace_seconds)
         self._began = 0.0
 
     async def run(self) -> Run:
