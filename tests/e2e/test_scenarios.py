@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parents[1] / "scenarios"
 # limits, and elastic_split_grown: which of two equal gangs gets the last place is a matter of milliseconds.
 PROJECT = [
     "ceiling", "claim_and_cut", "claim_dropped", "claims_and_cut", "defrag", "elastic_grows", "elastic_grows_in_vain",
-    "elastic_saves", "elastic_split", "elastic_taken_back", "fair_share", "gpu_driver", "gpu_memory", "gpu_models_apart",
+    "elastic_split", "elastic_taken_back", "fair_share", "gpu_driver", "gpu_memory", "gpu_models_apart",
     "gpu_shared", "gpu_slices", "held_room", "leaving_is_enough", "limits_per_namespace", "limits_per_user",
     "least_lost", "least_lost_in_turn", "least_lost_peers", "lost_node", "lost_node_other_rack", "lost_node_replaced",
     "lost_node_spare", "namespaces", "never_fits", "partial", "partly_done", "partly_done_claim", "preempts_in_vain",
