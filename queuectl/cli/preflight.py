@@ -6,7 +6,7 @@ rights, is told and left to the controller, which checks the same.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from queuectl.cli.documents import Document
 from queuectl.control.status import uncertain
 from queuectl.core.backlog import Backlog
+from queuectl.core.grace import cut
 from queuectl.core.nominate import nominate
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import Tree, broken_queues
@@ -210,6 +211,9 @@ async def _dry_run(client: KubeClient, document: Document, known: Known, *, forc
         return
     if job.unpromised:
         tell(f"{document.source}: {document.kind} {document.name}: {uncertain(job)}")
+    rules = (known.queues or {}).get(queue)
+    if rules is not None and (shorter := cut(replace(job, max_grace_seconds=rules.max_grace_seconds))):
+        tell(f"{document.source}: {document.kind} {document.name}: {shorter}")
     if not force:
         _check_quota(document, job, known)
     await _dry_run_pods(client, document, job, known, tell)

@@ -72,8 +72,8 @@ class Asker:
         attempts = self._world.attempts
         for key in self._asks.keys() | self._talks.keys():
             attempt = attempts.get(key[0])
-            states = {AttemptState.RUNNING, AttemptState.CHECKPOINTING}
-            if attempt is None or attempt.number != key[1] or attempt.state not in states:
+            current = attempt if attempt is not None and attempt.number == key[1] else None
+            if current is None or not (current.state is AttemptState.RUNNING or current.asking):
                 self._drop(key)
         for uid, attempt in attempts.items():
             job = self._world.jobs.get(uid)

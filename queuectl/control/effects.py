@@ -21,10 +21,11 @@ from queuectl.kube import pods
 from queuectl.kube.claims import UnnamedError, claim
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.writes import DeposedError, NameTakenError, Writer
+from queuectl.model.checkpoint import Ask
 from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Move, Outcome, Step
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import PodKey
-from queuectl.model.reasons import Reason, why
+from queuectl.model.reasons import GIVES_UP, Reason, Why, why
 
 WORKERS = 8  # gangs under way at once; a gang is finished before the next is begun
 GIVE_UP_SECONDS = 10.0  # of trying one step; the engine then offers it again, behind those of others
@@ -222,35 +223,51 @@ class Executor:
         return None
 
     async def _shrink(self, view: View) -> None:
-        """Delete the pods that the gang gives up or that are replaced; that they are gone shows in the watch."""
+        """Delete the pods that the gang gives up or that are replaced; that they are gone shows in the watch.
+
+        Before it gives up any, it saves its work.
+        """
+        attempt = view.attempt
+        if attempt.asking:
+            self._asker.ask(attempt, attempt.asking)
+            return
         lost = {node for node, place in view.places.items() if place is Place.GONE}
         left = [pod for pod in holding(view) if pod.node in lost or not pod.deleting]
-        await _all(self._writer.remove_pod(pod, at_once=pod.node in lost) for pod in left)
+        grace = self._grace(attempt.ask)
+        if attempt.shrunk is not None and attempt.shrunk.reason in GIVES_UP:
+            await self._tell_disrupted(attempt, left, attempt.shrunk)
+        await _all(self._writer.remove_pod(pod, grace_seconds=0 if pod.node in lost else grace) for pod in left)
 
     async def _ask(self, view: View) -> None:
         """Have pods asked to save their work; what they answer shows in time."""
-        if view.attempt.end is not None and view.attempt.end.ask is not None:
-            self._asker.ask(view.attempt, view.attempt.end.ask)
+        if view.attempt.asking:
+            self._asker.ask(view.attempt, view.attempt.asking)
 
     async def _remove(self, view: View) -> None:
         """Delete what still holds room, and say why before; that it is gone shows in the watch."""
         attempt = view.attempt
         left = holding(view)
         lost = [pod for pod in left if pod.node and view.places.get(pod.node) is Place.GONE]
-        await _all(self._writer.remove_pod(pod, at_once=True) for pod in lost)
+        await _all(self._writer.remove_pod(pod, grace_seconds=0) for pod in lost)
         if all(pod.deleting for pod in left):
             return
-        end, grace = attempt.end, None
+        end = attempt.end
         if end is not None and end.disrupts:
-            untold = [pod for pod in left if pod.node and not pod.disrupted and not pod.deleting]
-            try:
-                await _all(self._writer.tell_disrupted(pod, str(end.why)) for pod in untold)
-            except ApiError as error:  # they have to go all the same
-                log.warning("disruption not told", uid=attempt.uid, attempt=attempt.number, error=error.message)
-        if end is not None and end.ask is not None and not end.ask.pods:
-            grace = max(1, math.ceil(end.ask.until - self._now()))
+            await self._tell_disrupted(attempt, left, end.why)
+        grace = self._grace(end.ask if end else None)
         everything = end is not None and end.outcome is Outcome.DELETED
         await self._writer.remove_pods(attempt, view.workload.namespace, ended_too=everything, grace_seconds=grace)
+
+    async def _tell_disrupted(self, attempt: Attempt, left: Iterable[Pod], cause: Why) -> None:
+        untold = [pod for pod in left if pod.node and not pod.disrupted and not pod.deleting]
+        try:
+            await _all(self._writer.tell_disrupted(pod, str(cause)) for pod in untold)
+        except ApiError as error:  # they have to go all the same
+            log.warning("disruption not told", uid=attempt.uid, attempt=attempt.number, error=error.message)
+
+    def _grace(self, ask: Ask | None) -> int | None:
+        """Return what is left between SIGTERM and SIGKILL of pods that are asked by it; else it is their own."""
+        return max(1, math.ceil(ask.until - self._now())) if ask and not ask.pods else None
 
     @staticmethod
     def _end(view: View, end: End) -> Move:

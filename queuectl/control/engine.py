@@ -157,7 +157,7 @@ class Engine:
         told = move.end.told(attempt.end) if move.end else None
         if move.end is not None and told is move.end.why:
             metrics.ENDED.labels(told.code).inc()
-        cause = told or (move.shrink.why if move.shrink else None)
+        cause = told or (move.shrink.why if move.shrink else move.asked.outcome if move.asked else None)
         log.info(
             "attempt moved", job=workload.name, namespace=workload.namespace, uid=move.uid, attempt=move.attempt,
             to=move.to.value, why=str(cause) if cause else None, done=len(move.done.pods) if move.done else None,
@@ -165,7 +165,7 @@ class Engine:
         if move.interruption is not None:
             metrics.LOST.labels(move.interruption.cause).inc(move.interruption.lost.gpu_seconds)
         job, came = self._world.jobs.get(move.uid), None
-        if move.to is AttemptState.ENDED and job is not None:
+        if move.to in {AttemptState.RUNNING, AttemptState.ENDED} and job is not None:
             came = last_words(attempt, job, self._world.reports(attempt), now)
         self._world.moved(move, now)
         self._reporter.moved(move, told)

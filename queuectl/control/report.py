@@ -109,7 +109,9 @@ class Reporter:
         workload = self._world.workloads.get(move.uid)
         if move.done is not None:
             return  # the status says it; a gang may have thousands of pods that end one by one
-        if move.shrink is not None:
+        if move.asked is not None:
+            self.event(move.uid, move.asked.outcome, warning=move.asked.outcome.reason is not Reason.CHECKPOINTED)
+        elif move.shrink is not None:
             self.event(move.uid, move.shrink.why, warning=True)
         elif move.end is not None and told is not None:
             fine = move.end.exit_code == 0 or told.reason is Reason.CHECKPOINTED
@@ -124,10 +126,13 @@ class Reporter:
             if job is None or attempt is None or job.generation != attempt.generation or job.deleting:
                 return None
             try:
-                return await self._write(job)
+                await self._write(job)
             except ApiError as error:
                 if error.status != 409:  # noqa: PLR2004
                     raise
+            else:
+                known = self._world.jobs.get(uid)  # with what its claims and its queue mean for it
+                return known if known and known.generation == attempt.generation else None
             live = await self._writer.get_job(job)
             if live is None or uid not in self._world.jobs:
                 return None
@@ -219,15 +224,14 @@ class Reporter:
         await asyncio.sleep(RETRY_SECONDS)
         self.changed(uid)
 
-    async def _write(self, job: Job) -> Job:
+    async def _write(self, job: Job) -> None:
         wanted = self._wanted(job)
         if status.says(job.status, wanted):
-            return job
+            return
         written = await self._writer.patch_job_status(job, wanted)
         known = self._world.jobs.get(job.gang.uid)
         if known is not None and int(known.resource_version) < int(written.resource_version):
             self._world.keep_job(written)
-        return written
 
     def _is_stale(self, uid: str) -> bool:
         """Tell whether a job's status does not say what is true."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from queuectl.core.grace import cut
 from queuectl.core.lifecycle import members, ready
 from queuectl.core.nominate import clock
 from queuectl.core.tree import Node
@@ -43,8 +44,7 @@ def reason(
         return end.why if finished and end is not None else wait or why(Reason.PENDING)
     leaves = attempt.end.why if attempt.end else attempt.shrunk if attempt.leaving else None
     if leaves is not None:
-        ask = attempt.end.ask if attempt.end and attempt.state is AttemptState.CHECKPOINTING else None
-        return _asked(ask, answers, leaves) if ask else leaves
+        return _asked(attempt.asking, answers, leaves) if attempt.asking else leaves
     pods = attempt.whole.pods + len(attempt.done)
     match attempt.state:
         case AttemptState.CLAIMED:
@@ -159,12 +159,15 @@ def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why
     ]
     if job.unpromised:
         told.append(("PlaceUncertain", True, uncertain(job)))
+    if (shorter := cut(job)) is not None:
+        told.append(("GraceCut", True, shorter))
     if attempt is not None and attempt.shrunk is not None and not attempt.replaces:
         told.append(("Shrunk", True, attempt.shrunk))
     end = attempt.end if attempt else workload.last_end
-    if end is not None and end.ask is not None and end.ask.pods:
-        asking = attempt is not None and attempt.state is AttemptState.CHECKPOINTING
-        told.append(("Checkpointing", asking, cause if asking else end.ask.outcome))
+    if attempt is not None and attempt.asking:
+        told.append(("Checkpointing", True, cause))
+    elif end is not None and end.ask is not None and end.ask.pods:
+        told.append(("Checkpointing", False, end.ask.outcome))
     if end is not None and end.outcome is Outcome.REQUEUE:
         told += [("Evicted", True, end.why), ("Requeued", attempt is None, end.why)]
     elif workload.attempt > 1:

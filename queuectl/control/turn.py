@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from queuectl.control.world import World
-from queuectl.core.checkpoint import leave
+from queuectl.core.checkpoint import give_up, leave
 from queuectl.core.cycle import plan
+from queuectl.core.grace import allowed
 from queuectl.core.lifecycle import loss, next_move
 from queuectl.core.moves import moved
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Shrink, Workload
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Workload
 from queuectl.model.plan import Admission, Eviction, Placement, Plan, Portion, Preempt, Repair, TakeBack
 from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.reasons import CAUSES, Reason, why
@@ -158,11 +159,11 @@ def plan_again(world: World, decided: Plan, refused: Collection[str]) -> bool:
 
 
 def _taken_back(world: World, uid: str, back: TakeBack, now: float) -> Move:
-    attempt = world.attempts[uid]
+    attempt, job = world.attempts[uid], world.jobs.get(uid)
     if back.part is None:
-        end = leave(attempt, world.jobs.get(uid), back.why, now)
+        end = leave(attempt, job, back.why, now)
         return Move(uid, attempt.number, end.first, end)
-    return Move(uid, attempt.number, AttemptState.SHRINKING, shrink=Shrink(back.why, back.part))
+    return Move(uid, attempt.number, AttemptState.SHRINKING, shrink=give_up(attempt, job, back.why, back.part, now))
 
 
 def _leaves(world: World, preempt: Preempt, now: float) -> dict[str, Leave]:
@@ -172,19 +173,19 @@ def _leaves(world: World, preempt: Preempt, now: float) -> dict[str, Leave]:
 
 
 def _leave(world: World, victim: Eviction, by: Mapping[str, object], now: float) -> Leave:
+    attempt, job = world.attempts[victim.uid], world.jobs.get(victim.uid)
     if victim.part is None:
         facts = {**by, **_lost(victim)}
-        attempt, job = world.attempts[victim.uid], world.jobs.get(victim.uid)
-        saving = job.saving.grace_seconds if job and job.saving else 0
+        saving = allowed(job, job.saving.grace_seconds) if job and job.saving else 0
         cause = (
             moved(victim, attempt.quota, now + saving, **facts)
             if victim.to
             else why(Reason.PREEMPTED, **facts, cause=CAUSES[victim.cause])
         )
         return leave(attempt, job, cause, now)
-    before, gone = world.attempts[victim.uid].whole.pods, victim.part.pods
+    before, gone = attempt.whole.pods, victim.part.pods
     pods = {"gone": gone, "before": before, "after": before - gone}
-    return Shrink(why(Reason.SHRUNK, **pods, **by, cause=CAUSES[victim.cause]), victim.part)
+    return give_up(attempt, job, why(Reason.SHRUNK, **pods, **by, cause=CAUSES[victim.cause]), victim.part, now)
 
 
 def _lost(victim: Eviction) -> dict[str, object]:

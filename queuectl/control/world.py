@@ -16,7 +16,7 @@ from queuectl.control.devices import Devices
 from queuectl.control.holdings import Holdings
 from queuectl.control.upkeep import Upkeep
 from queuectl.core.backlog import Backlog
-from queuectl.core.checkpoint import Reports, answered, saved
+from queuectl.core.checkpoint import Reports, answered, by_exit, saved
 from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
@@ -205,13 +205,18 @@ class World:
 
     def on_queue(self, old: Queue | None, new: Queue | None) -> None:
         """Take in a changed queue."""
+        name = (new or old).name  # type: ignore[union-attr]
         if new is not None:
-            self.queues[new.name] = new
+            self.queues[name] = new
             if new == old:
                 return  # only its status changed
-        elif old is not None:
-            self.queues.pop(old.name, None)
-        self.changes.queues.add((new or old).name)  # type: ignore[union-attr]
+        else:
+            self.queues.pop(name, None)
+        if (old and old.max_grace_seconds) != (new and new.max_grace_seconds):
+            for uid in [uid for uid, job in self.jobs.items() if job.gang.queue == name]:
+                self.jobs[uid] = self._limited(self.jobs[uid])
+                self.restated.add(uid)
+        self.changes.queues.add(name)
         self._version += 1
         self._replant = True
 
@@ -284,7 +289,7 @@ class World:
                 self.changes.candidates = True
 
     def keep_job(self, job: Job) -> None:
-        """Have a job as it was read last, with what its claims mean for it."""
+        """Have a job as it was read last, with what its claims and its queue mean for it."""
         uid = job.gang.uid
         if job.volumes or uid in self._claiming:
             self._forget_claims(uid)
@@ -293,7 +298,7 @@ class World:
             self._claiming[uid] = job
             for key in _claims_of(job):
                 self._users[key].add(uid)
-        self.jobs[uid] = self._volumes.judge(job)
+        self.jobs[uid] = self._limited(self._volumes.judge(job))
         _ = self.jobs[uid].gang.shape  # worked out as jobs arrive, and not for all of them by the first cycle
 
     def on_volume_claim(self, old: Claim | None, new: Claim | None) -> None:
@@ -381,6 +386,11 @@ class World:
             self.shrinks(move.uid, move.shrink)
             return
         attempt, workload = self.attempts[move.uid], self.workloads[move.uid]
+        if move.asked is not None:
+            self.attempts[move.uid] = replace(attempt, ask=None)
+            self.touched.add(move.uid)
+            self.restated.add(move.uid)
+            return
         if move.done is not None:
             self._done(attempt, move.done, now)
             return
@@ -397,6 +407,7 @@ class World:
             shrunk=None if attempt.replaces and move.to is AttemptState.RUNNING else attempt.shrunk,
             coming=attempt.coming if move.to is AttemptState.GROWING else frozenset(),
             growing_at=now if move.to is AttemptState.GROWING else attempt.growing_at,
+            ask=None,
             ending_at=now if move.to is AttemptState.ENDING else attempt.ending_at,
         )
         before, self.attempts[move.uid] = self.attempts[move.uid], attempt
@@ -520,11 +531,11 @@ class World:
         return taken
 
     def answers(self, attempt: Attempt) -> int:
-        """Return how many of an attempt's pods have done what they were asked for when it was told to go."""
-        job, end = self.jobs.get(attempt.uid), attempt.end
-        if job is None or end is None or end.ask is None:
+        """Return how many of an attempt's pods have done what they are asked for before it goes, or a part of it."""
+        job = self.jobs.get(attempt.uid)
+        if job is None or attempt.asking is None:
             return 0
-        return len(answered(attempt, job, self._pods_of(attempt), self.reports(attempt), end.ask))
+        return len(answered(attempt, job, self._pods_of(attempt), self.reports(attempt), attempt.asking))
 
     def take_saves(self, now: float) -> dict[str, Checkpoint]:
         """Return the checkpoints that active attempts have made since the last time; of those that leave first."""
@@ -742,13 +753,19 @@ class World:
     def _judge_again(self, uids: Iterable[str]) -> None:
         """Look again what their claims mean for jobs."""
         for uid in list(uids) if self._volumes.known else ():
-            job = self._volumes.judge(self._claiming[uid])
+            job = self._limited(self._volumes.judge(self._claiming[uid]))
             if job != self.jobs.get(uid):
                 self.jobs[uid] = job
                 self._stale.add(uid)
                 self.touched.add(uid)
                 self.restated.add(uid)
                 self.changes.candidates = True
+
+    def _limited(self, job: Job) -> Job:
+        """Return a job with what its queue lets it take to leave."""
+        queue = self.queues.get(job.gang.queue)
+        most = queue.max_grace_seconds if queue else None
+        return job if job.max_grace_seconds == most else replace(job, max_grace_seconds=most)
 
     def _forget_claims(self, uid: str) -> None:
         job = self._claiming.pop(uid, None)
@@ -794,6 +811,10 @@ class World:
         key = (pod.workload, pod.attempt)
         if pod.report is not None and (old is None or old.report != pod.report):
             self.heard(key, (pod.role, pod.index), pod.report)
+        if pod.ended and not (old and old.ended) and self._active(key):
+            known = self._reports.get(key, {}).get((pod.role, pod.index))
+            if (said := by_exit(self.attempts[pod.workload], pod, known)) is not None:
+                self.heard(key, (pod.role, pod.index), said)
         if pod.report_problem and not (old and old.report_problem) and self._active(key):
             cause = why(Reason.REPORT_UNREADABLE, pod=pod.name, problem=pod.report_problem)
             self.unreadable.setdefault(pod.workload, cause)

@@ -1,25 +1,36 @@
 """The checkpoint handshake: who is asked to save, whether all have, what is saved and what an interruption cost. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import inf
 
 from queuectl.core.elastic import keys
+from queuectl.core.grace import allowed
 from queuectl.model.checkpoint import Ask, Checkpoint, Interruption, Report, Signal
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome, Shrink
 from queuectl.model.objects import Job, Pod
-from queuectl.model.plan import PodKey, gpus_of
+from queuectl.model.plan import PodKey, Portion, gpus_of
 from queuectl.model.reasons import Why
 from queuectl.model.work import NO_WORK, Work
 
 Reports = Mapping[PodKey, Report]
+# Exit codes of who has done with SIGTERM what it is for: 0, or 128 + 15, as JVMs and many trainers end after that. Without
+# a handler nothing happens to the first process of a container until SIGKILL, which is 137.
+LEFT_WELL = frozenset({0, 143})
 
 
 def asked(attempt: Attempt, job: Job) -> list[PodKey]:
-    """Return the pods of a gang that save its work, and are asked to if its job says how, in order."""
+    """Return the pods of a gang that save its work, and are asked to if its job says how, in order.
+
+    Those of a part that goes are among them: who trains with others saves together with them.
+    """
+    return _of_those_that_save(job, keys(attempt.held, attempt.done))
+
+
+def _of_those_that_save(job: Job, pods: Iterable[PodKey]) -> list[PodKey]:
     chosen = job.saving.role if job.saving else ""
     roles = {chosen} if chosen else {role.name for role in job.gang.roles if role.must_succeed}
-    return [key for key in keys(attempt.placements, attempt.done) if key[0] in roles]
+    return [key for key in pods if key[0] in roles]
 
 
 def leave(
@@ -30,15 +41,27 @@ def leave(
     Times are Unix seconds. ``since``: what is saved from then on will do; now, when absent. ``by``: until when those
     have to answer who are asked otherwise than by deletion.
     """
+    return End(cause, Outcome.REQUEUE, ask=_ask(attempt, job, now, since, by))
+
+
+def give_up(attempt: Attempt, job: Job | None, cause: Why, part: Portion, now: float) -> Shrink:
+    """Return that a running gang gives up a part. All of it saves its work before, for most trainers then start anew.
+
+    With SIGTERM only the pods of the part are told.
+    """
+    return Shrink(cause, part, _ask(attempt, job, now))
+
+
+def _ask(attempt: Attempt, job: Job | None, now: float, since: float | None = None, by: float = inf) -> Ask | None:
     if job is None or job.saving is None or attempt.state is not AttemptState.RUNNING:
-        return End(cause, Outcome.REQUEUE)
+        return None
     by_deletion = job.saving.signal is Signal.SIG_TERM
     pods = 0 if by_deletion else len(asked(attempt, job))
-    at, until = now if since is None else since, now + job.saving.grace_seconds
+    at, until = now if since is None else since, now + allowed(job, job.saving.grace_seconds)
     if by_deletion:
-        return End(cause, Outcome.REQUEUE, ask=Ask(at, until))
+        return Ask(at, until)
     until = min(until, by)
-    return End(cause, Outcome.REQUEUE, ask=Ask(at, until, pods) if pods and until > now else None)
+    return Ask(at, until, pods) if pods and until > now else None
 
 
 def answered(attempt: Attempt, job: Job, pods: Mapping[PodKey, Pod], reports: Reports, ask: Ask) -> list[PodKey]:
@@ -58,17 +81,35 @@ def answered(attempt: Attempt, job: Job, pods: Mapping[PodKey, Pod], reports: Re
     return [key for key in asked(attempt, job) if has(key)]
 
 
+def by_exit(attempt: Attempt, pod: Pod, known: Report | None) -> Report | None:
+    """Return what a pod says by its exit code after it was asked by deletion; what it has reported in words goes before.
+
+    None when it says nothing. Whoever leaves well has saved what there was when it was asked.
+    """
+    ask = _by_deletion(attempt)
+    if ask is None or not pod.ended or (known is not None and known.saved is not None):
+        return None
+    well = pod.phase == "Succeeded" or pod.exit_code in LEFT_WELL
+    return Report(ask.id(attempt.number), Checkpoint(ask.at)) if well else Report()
+
+
 def last_words(attempt: Attempt, job: Job, reports: Reports, now: float) -> Why | None:
     """Return what has come of asking pods by deleting them, once they are gone.
 
-    None if they were not asked so, or none has ever reported anything: then nothing is known.
+    None if they were not asked so, or nothing was ever heard of any of them: then nothing is known.
     """
-    ask, pods = attempt.end.ask if attempt.end else None, asked(attempt, job)
-    if ask is None or ask.pods or not pods or not reports:
+    ask, stay = _by_deletion(attempt), keys(attempt.placements, attempt.done) if attempt.leaving else ()
+    pods = [key for key in asked(attempt, job) if key not in stay]
+    if ask is None or not pods or not any(key in reports for key in pods):
         return None
     latest = [reports[key].saved if key in reports else None for key in pods]
     done = sum(one is not None and one.at >= ask.at for one in latest)
     return replace(ask, until=min(now, ask.until), pods=len(pods), answered=done).outcome
+
+
+def _by_deletion(attempt: Attempt) -> Ask | None:
+    ask = attempt.end.ask if attempt.end else attempt.ask
+    return ask if ask and not ask.pods else None
 
 
 def saved(attempt: Attempt, job: Job, reports: Reports, now: float) -> Checkpoint | None:
@@ -76,7 +117,8 @@ def saved(attempt: Attempt, job: Job, reports: Reports, now: float) -> Checkpoin
 
     What is dated in the future is of now.
     """
-    latest = [reports[key].saved if key in reports else None for key in asked(attempt, job)]
+    stay = _of_those_that_save(job, keys(attempt.placements, attempt.done))
+    latest = [reports[key].saved if key in reports else None for key in stay]
     known = [one for one in latest if one is not None]
     if not known or len(known) < len(latest):
         return None
@@ -92,12 +134,13 @@ def remind(attempt: Attempt, job: Job, last: Ask | None, now: float) -> Ask | No
     saving, since = job.saving, attempt.running_at
     if saving is None or saving.signal is Signal.SIG_TERM or attempt.state is not AttemptState.RUNNING or since is None:
         return None
+    until = now + allowed(job, saving.grace_seconds)
     since, wanted = max(since, attempt.saved_at or 0.0), job.save_asked_at
     if wanted is not None and since < wanted and (last is None or last.at < wanted):
-        return Ask(wanted, now + saving.grace_seconds)
+        return Ask(wanted, until)
     since = max(since, last.at if last else 0.0)
     if saving.interval_seconds is not None and now >= since + saving.interval_seconds:
-        return Ask(now, now + saving.grace_seconds)
+        return Ask(now, until)
     return None
 
 

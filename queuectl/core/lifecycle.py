@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from queuectl.core.checkpoint import answered, asked, interruption, leave
 from queuectl.core.elastic import finished, keys, last, numbered, spare
-from queuectl.model.checkpoint import Report
+from queuectl.model.checkpoint import Ask, Report
 from queuectl.model.lifecycle import UNDER_WAY, UP, Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import PodKey
@@ -73,6 +73,9 @@ def next_move(view: View) -> Move | None:
         return move
     if end is not None:
         to: AttemptState | None = end.first if attempt.state is AttemptState.RUNNING else AttemptState.ENDING
+    elif attempt.state is AttemptState.SHRINKING and job is not None and attempt.asking:
+        over = _asked_enough(view, job, attempt.asking)
+        return Move(attempt.uid, attempt.number, attempt.state, asked=over) if over else _done(view)
     else:
         to = _onwards(view)
     if to is AttemptState.ENDED:
@@ -86,8 +89,8 @@ def deadline(attempt: Attempt, job: Job) -> float | None:
     if attempt.state in _STARTING:
         return attempt.admitted_at + job.start_deadline_seconds
     if attempt.state is AttemptState.CHECKPOINTING:
-        return attempt.end.ask.until if attempt.end and attempt.end.ask else attempt.admitted_at
-    times = []
+        return attempt.asking.until if attempt.asking else attempt.admitted_at
+    times = [attempt.asking.until] if attempt.asking else []
     if attempt.state in UP and job.max_run_seconds and attempt.running_at is not None:
         times.append(attempt.running_at + job.max_run_seconds)
     if attempt.state in _COMING and attempt.growing_at is not None:
@@ -197,18 +200,23 @@ def _has_saved(view: View, job: Job) -> End | None:
     end = view.attempt.end
     if end is None or end.ask is None:
         return end
-    done = answered(view.attempt, job, view.pods, view.reports, end.ask)
-    missing = len(done) < len(asked(view.attempt, job)) and view.now < end.ask.until
-    if missing and not _in_vain(view, done):
+    over = _asked_enough(view, job, end.ask)
+    return replace(end, ask=over) if over else None
+
+
+def _asked_enough(view: View, job: Job, ask: Ask) -> Ask | None:
+    """Return what has come of asking once nobody waits for answers any longer."""
+    done = answered(view.attempt, job, view.pods, view.reports, ask)
+    missing = set(asked(view.attempt, job)).difference(done)
+    if missing and view.now < ask.until and not _in_vain(view, {*_keys(view.attempt), *missing}.difference(done)):
         return None
-    over = min(view.now, end.ask.until)
-    return replace(end, ask=replace(end.ask, until=over, answered=min(len(done), end.ask.pods)))
+    return replace(ask, until=min(view.now, ask.until), answered=max(0, ask.pods - len(missing)))
 
 
-def _in_vain(view: View, done: Collection[PodKey]) -> bool:
-    """Tell whether any pod is gone or has failed before it had saved its work; ``done``: those that have."""
-    left = {key: view.pods.get(key) for key in _keys(view.attempt) if key not in done}
-    return any(pod is None or pod.phase == "Failed" or view.places.get(pod.node) is Place.GONE for pod in left.values())
+def _in_vain(view: View, unsaved: Collection[PodKey]) -> bool:
+    """Tell whether any pod is gone or has failed before it had saved its work."""
+    left = [view.pods.get(key) for key in unsaved]
+    return any(pod is None or pod.phase == "Failed" or view.places.get(pod.node) is Place.GONE for pod in left)
 
 
 def _succeeded(view: View, job: Job) -> End | None:
@@ -392,7 +400,9 @@ def _growth_problem(view: View, job: Job) -> str | None:
 
 
 def _told_to_leave(view: View, job: Job) -> End | None:
-    return leave(view.attempt, job, view.leave, view.now) if view.leave else None
+    if view.leave is None or view.attempt.asking:  # what is being saved is saved first
+        return None
+    return leave(view.attempt, job, view.leave, view.now)
 
 
 def _promise_lost(view: View) -> End | None:

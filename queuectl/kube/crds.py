@@ -83,6 +83,7 @@ class ConditionType(StrEnum):
     ADMITTED = "Admitted"
     PODS_READY = "PodsReady"
     PLACE_UNCERTAIN = "PlaceUncertain"
+    GRACE_CUT = "GraceCut"
     SHRUNK = "Shrunk"
     CHECKPOINTING = "Checkpointing"
     EVICTED = "Evicted"
@@ -746,6 +747,13 @@ class QueueSpec(Part):
         None, ge=0, description="Jobs that may wait in the queue; further ones are refused when they are submitted."
     )
     max_running: Int32 | None = Field(None, ge=0, description="Jobs of the queue that may hold capacity at a time.")
+    max_grace_seconds: Int32 | None = Field(
+        None,
+        ge=1,
+        le=86_400,
+        description="Seconds that a job may take to leave: to save its work once it is asked to, and from SIGTERM to"
+        " SIGKILL. A job that asks for more gets these.",
+    )
     per_user: Cap | None = Field(None, description="What each user may hold of the queue.")
     per_namespace: Cap | None = Field(None, description="What the jobs of each namespace may hold of the queue.")
     quotas: list[Quota] | None = Field(

@@ -533,6 +533,7 @@ def queue(raw: Bytes) -> Item[Queue]:
         stop=StopPolicy(seen.spec.get("stopPolicy") or StopPolicy.NONE),
         over_quota=OverQuota(seen.spec.get("whenOverQuota") or OverQuota.KEEP),
         max_running=seen.spec.get("maxRunning"),
+        max_grace_seconds=seen.spec.get("maxGraceSeconds"),
         per_user=_cap(seen.spec.get("perUser") or {}),
         per_namespace=_cap(seen.spec.get("perNamespace") or {}),
         changed_by=seen.metadata.annotations.get(CHANGED_BY, ""),

@@ -5,6 +5,7 @@ from http import HTTPStatus
 from typing import Any
 
 from queuectl.core.elastic import numbered
+from queuectl.core.grace import of_pods
 from queuectl.kube.claims import with_claim
 from queuectl.kube.client import ApiError
 from queuectl.kube.names import (
@@ -117,6 +118,7 @@ def manifests(
             "spec": {
                 "restartPolicy": "Never",
                 **{key: value for key, value in spec.items() if key not in {"priority", "preemptionPolicy"}},
+                **of_pods(job, role),
                 **_told(job, attempt, (role, index), ranks, saved),
                 "priorityClassName": priority_class_name(priority),
                 "schedulingGates": [*(spec.get("schedulingGates") or ()), {"name": GATE}],

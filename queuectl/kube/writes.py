@@ -146,11 +146,11 @@ class Writer:
             params["fieldSelector"] = "status.phase!=Succeeded,status.phase!=Failed"
         await self._send("DELETE", pods_path(namespace), params=params, **options)
 
-    async def remove_pod(self, pod: Pod, *, at_once: bool = False) -> None:
-        """Delete one pod; ``at_once`` when its node is gone, so that no kubelet would ever confirm."""
+    async def remove_pod(self, pod: Pod, *, grace_seconds: int | None = None) -> None:
+        """Delete one pod; with 0 seconds when its node is gone, so that no kubelet would ever confirm."""
         options: dict[str, Any] = {"preconditions": {"uid": pod.uid}}
-        if at_once:
-            options["gracePeriodSeconds"] = 0
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
         await self._ignoring_gone("DELETE", pods_path(pod.namespace, pod.name), body=options)
 
     async def ensure_priority_class(self, priority: int) -> None:

@@ -12,9 +12,11 @@ An attempt that preempts others begins Claimed and becomes Reserved when all of 
 begins Reserved. A Running one is Shrinking while it gives up its elastic part, and Growing while it gets pods back that
 it lacks; those that do not start in time make it Shrinking. One that has lost pods is Repairing until what is left of
 them is gone, and then Growing by those that replace them. One that has to go for somebody else is Checkpointing while
-its pods are asked to save their work, if the job says how. Each arrow is one Move, written by the ledger in one
+its pods are asked to save their work, if the job says how; one that is Shrinking asks all of its pods before the part
+goes. Each arrow is one Move, written by the ledger in one
 transaction together with the step that carries it out; only those from Running to Repairing and to Growing are a plan's,
-as the first one is. A Move to where an attempt is already says that some of its pods are done while the others run on.
+as the first one is. A Move to where an attempt is already says that some of its pods are done while the others run on, or
+what has come of asking them before a part goes.
 """
 
 from collections.abc import Mapping
@@ -125,6 +127,7 @@ class Shrink:
 
     why: Why
     part: Portion
+    ask: Ask | None = None  # all of its pods save their work before, or with SIGTERM those of the part
 
 
 Leave = End | Shrink  # what becomes of a victim
@@ -142,8 +145,8 @@ class Done:
 class Move:
     """One arrow of an attempt's life.
 
-    ``end`` is given with all moves to CHECKPOINTING and ENDING, ``shrink`` with all to SHRINKING, ``done`` with one to
-    no other state, ``interruption`` with those to ENDED that cost work.
+    ``end`` is given with all moves to CHECKPOINTING and ENDING, ``shrink`` with all to SHRINKING, ``done`` or
+    ``asked`` with one to no other state, ``interruption`` with those to ENDED that cost work.
     """
 
     uid: str
@@ -152,6 +155,7 @@ class Move:
     end: End | None = None
     shrink: Shrink | None = None
     done: Done | None = None
+    asked: Ask | None = None  # and what came of it, before a part of it goes
     interruption: Interruption | None = None
 
 
@@ -174,6 +178,7 @@ class Attempt:
     claimed: bool = False  # its own room was promised to another
     leaving: Portion | None = None  # held beside what it has, until these pods are gone: promised to another, or lost
     shrunk: Why | None = None  # why it has fewer pods than it had
+    ask: Ask | None = None  # while it shrinks: its pods are to save their work before the part goes, or with SIGTERM
     coming: frozenset[PodKey] = frozenset()  # which the gang runs without yet
     growing_at: float | None = None  # Unix seconds: since when it is repaired or grows, or last was or did
     done: frozenset[PodKey] = frozenset()  # pods that have succeeded, and hold nothing any more
@@ -200,6 +205,13 @@ class Attempt:
         if self.state in LEAVING:
             return self.held
         return self.leaving.placements if self.leaving else ()
+
+    @property
+    def asking(self) -> Ask | None:
+        """What its pods are asked and waited for, before it goes or a part of it."""
+        if self.state is AttemptState.CHECKPOINTING:
+            return self.end.ask if self.end else None
+        return self.ask if self.ask and self.ask.pods else None
 
     @property
     def progress(self) -> Why:
@@ -231,6 +243,7 @@ class Attempt:
             quota=rest.quota,
             leaving=shrink.part,
             shrunk=shrink.why,
+            ask=shrink.ask,
             coming=frozenset(),
         )
 

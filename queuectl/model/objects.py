@@ -285,6 +285,7 @@ class Queue:
     stop: StopPolicy = StopPolicy.NONE
     over_quota: OverQuota = OverQuota.KEEP
     max_running: int | None = None  # gangs of the queue itself that hold room
+    max_grace_seconds: int | None = None  # that its jobs may take to leave
     per_user: Cap = field(default_factory=Cap)
     per_namespace: Cap = field(default_factory=Cap)
     changed_by: str = ""  # who wrote the spec, as the API server says
@@ -449,3 +450,4 @@ class Job:
     problem: Why | None = None
     saving: Saving | None = None  # how its pods are asked to save their work
     save_asked_at: float | None = None  # Unix seconds: when its user last asked for a checkpoint
+    max_grace_seconds: int | None = None  # that its queue lets it take to leave

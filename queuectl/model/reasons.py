@@ -74,6 +74,9 @@ class Reason(Enum):
         "No reservation takes {fields} into account: kube-scheduler may keep pods from the nodes that are reserved for"
         " them, or a node not start them, and the whole gang then goes back to its queue at its start deadline."
     )
+    GRACE_CUT = (
+        "Queue {queue} lets its jobs take {allowed} s to leave, which is what counts instead of {field}, {wanted} s."
+    )
     # starting and running
     ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
     STARTING = "The whole gang, {pods:pod}, was ungated together and is being bound."
@@ -91,7 +94,7 @@ class Reason(Enum):
     REPLACING = "The gang runs with {there} of {pods:pod}; those that were on {nodes} are being replaced. {cause}"
     GROWTH_FAILED = "Gave {gone:pod} back by which it was to grow: {problem}. The other {after} run on."
     CHECKPOINTING = (
-        "Its pods save their work before it leaves: {answered} of {pods:pod} have, and by {until} it goes. {cause}"
+        "Its pods save their work first: {answered} of {pods:pod} have, and at {until} nobody waits any longer. {cause}"
     )
     # given back
     CHECKPOINTED = "All that were asked, {pods:pod}, saved their work within {seconds} s."
@@ -198,6 +201,8 @@ CAUSES = {
     Cause.FAIR_SHARE: "its queue has had the smaller share",
 }
 FOR_OTHERS = frozenset({Reason.PREEMPTED, Reason.MOVED})  # ends for somebody else's sake
+
+GIVES_UP = frozenset({Reason.SHRUNK, Reason.SHRUNK_FOR_QUOTA})  # pods, and the gang runs on with the others
 
 LEAVES_NODE = frozenset({Reason.NODE_FAULTY, Reason.NODE_MAINTENANCE})  # ends for the sake of a node
 

@@ -47,6 +47,7 @@ GROWN = "Grown"  # and has it
 REPAIRING = "Repairing"  # pods that it has lost are replaced
 REPAIRED = "Repaired"  # and it is whole again
 DONE = "Done"  # some of its pods
+ASKED = "Asked"  # its pods, before some of them go; what came of it
 REFUSED = "Refused"  # nobody moves to make room for it
 REQUEUED = "Requeued"
 RUNNING = "Running"
@@ -229,10 +230,8 @@ class Clockwork:
             return
         self.world.moved(move, self.now)
         self._steps[move.uid] = None
-        if move.done is not None:
-            self.accounts.give_back(move.uid, move.done.part)
-            self._has_held(before, move.done.part)
-            self._log(move.uid, DONE, self.world.attempts[move.uid].progress)
+        if move.done is not None or move.asked is not None:
+            self._go_on(before, move)
             return
         match move.to:
             case AttemptState.RESERVED:
@@ -254,6 +253,15 @@ class Clockwork:
                 for part in before.parts if before.holds else ():
                     self._has_held(before, part)
                 self._log_end(move.uid, before.end)
+
+    def _go_on(self, before: Attempt, move: Move) -> None:
+        """Tell of a move that leaves an attempt in its state."""
+        if move.done is not None:
+            self.accounts.give_back(move.uid, move.done.part)
+            self._has_held(before, move.done.part)
+            self._log(move.uid, DONE, self.world.attempts[move.uid].progress)
+        elif move.asked is not None:
+            self._log(move.uid, ASKED, move.asked.outcome)
 
     def _has_held(self, attempt: Attempt, part: Portion) -> None:
         """Keep on record what an attempt holds no more."""

@@ -173,7 +173,7 @@ class Cluster:
                 self._create(view.attempt, nodes)
                 there = {(pod.role, pod.index): pod for pod in self._of(view.attempt.uid, view.attempt.number)}
                 self._ungate(replace(view, pods=there), nodes)
-            case Step.ASK:
+            case Step.ASK | Step.SHRINK if view.attempt.asking:
                 self._ask(view)
             case Step.SHRINK | Step.REMOVE:
                 self._remove(view)
@@ -202,11 +202,11 @@ class Cluster:
 
     def _ask(self, view: View) -> None:
         """Have pods that are asked save their work, as fast as their job does."""
-        attempt, job, end = view.attempt, view.job, view.attempt.end
+        attempt, job, ask = view.attempt, view.job, view.attempt.asking
         seconds = self._forms[attempt.uid].saves
-        if job is None or end is None or end.ask is None or seconds is None:
+        if job is None or ask is None or seconds is None:
             return
-        name, at = end.ask.id(attempt.number), end.ask.at + seconds
+        name, at = ask.id(attempt.number), ask.at + seconds
 
         def answer() -> None:
             for pod in self._of(attempt.uid, attempt.number):

@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, Float, Integer, Text, case, func, literal, se
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from queuectl.model.checkpoint import Interruption
+from queuectl.model.checkpoint import Ask, Interruption
 from queuectl.model.lifecycle import LEAVING, UNDER_WAY, AttemptState, Done, End, Move, Outcome, WorkloadState
 from queuectl.model.reasons import FOR_OTHERS, Reason, why
 from queuectl.store import attempts, checkpoints, tables
@@ -77,10 +77,11 @@ async def advance(
     done = [move for move in moves if on_the_way.make(move)]
     moved = {key: attempt for key, attempt in held.items() if attempt.passed}
     given_back = {key: stake for key, stake in stakes.items() if stake is not before[key]}
-    if moved or given_back:
+    if moved or given_back or on_the_way.told:
         ended = {key: attempt for key, attempt in moved.items() if attempt.state is AttemptState.ENDED}
         await attempts.give_back(connection, before, given_back, now=now)
         await attempts.write(connection, epoch, moved, now=now)
+        await attempts.ask_no_longer(connection, on_the_way.told)
         shrinks = {(move.uid, move.attempt): move.shrink for move in done if move.shrink}
         await attempts.give_up(connection, {key: shrink for key, shrink in shrinks.items() if key in moved})
         await attempts.unclaim(connection, [key for key, attempt in ended.items() if not attempt.holds])
@@ -130,15 +131,19 @@ class _OnTheWay:
     rooms: Rooms
     again: bool
     events: list[Event] = field(default_factory=list)
+    told: list[AttemptKey] = field(default_factory=list)  # whose pods are asked no longer, and a part of them goes
 
     def make(self, move: Move) -> bool:
         """Make a move, if it is legal, and tell whether it was made, now or by an earlier try."""
         attempt = self.held.get((move.uid, move.attempt))
-        given = (move.to in LEAVING, move.to is AttemptState.SHRINKING and move.done is None)
+        staying = move.done is not None or move.asked is not None
+        given = (move.to in LEAVING, move.to is AttemptState.SHRINKING and not staying)
         if attempt is None or given != (move.end is not None, move.shrink is not None):
             return False
         if move.done is not None:
             return move.to is attempt.state and move.to in UNDER_WAY and self._finish(move, move.done)
+        if move.asked is not None:
+            return move.to is attempt.state is AttemptState.SHRINKING and self._asked(move, attempt, move.asked)
         if move.to not in _NEXT[attempt.state]:
             return self.again and move.to is attempt.state and not attempt.passed
         has_shrunk = (attempt.state, move.to) in {
@@ -182,6 +187,15 @@ class _OnTheWay:
             self.rooms.free(stake.amounts, reserved=attempt.holds, promised=attempt.promised)
         else:
             self.stakes[key] = replace(stake, attempt=replace(stake.attempt, leaving=None))
+        return True
+
+    def _asked(self, move: Move, attempt: Held, asked: Ask) -> bool:
+        """Ask no longer, and say what came of it."""
+        if not attempt.asks:
+            return self.again
+        attempt.asks = False
+        self.told.append((move.uid, move.attempt))
+        self.events.append(told(asked.outcome, move.uid, move.attempt))
         return True
 
     def _finish(self, move: Move, done: Done) -> bool:

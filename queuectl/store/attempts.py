@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from sqlalchemy import (
@@ -98,6 +98,7 @@ class Held:
     promised: bool  # counted in the rooms' promised
     claimed_by: AttemptKey | None  # if that is still there
     leaving: bool  # gives up a part
+    asks: bool  # is asked to save its work before
     passed: list[AttemptState] = field(default_factory=list)
 
     @property
@@ -162,7 +163,13 @@ async def latest(connection: AsyncConnection, uids: Collection[str]) -> dict[Att
     a, w = tables.attempt, tables.workload
     columns = (a.c.workload_uid, a.c.number, a.c.state, a.c.end, a.c.holds, a.c.promised)
     statement = (
-        select(*columns, a.c.claimed_by_uid, a.c.claimed_by_attempt, a.c.leaving.is_not(None).label("leaves"))
+        select(
+            *columns,
+            a.c.claimed_by_uid,
+            a.c.claimed_by_attempt,
+            a.c.leaving.is_not(None).label("leaves"),
+            a.c.ask.is_not(None).label("asks"),
+        )
         .join(w, (w.c.uid == a.c.workload_uid) & (w.c.attempt == a.c.number))
         .where(w.c.uid.in_(select(_uids(uids).c.uid)))
     )
@@ -174,6 +181,7 @@ async def latest(connection: AsyncConnection, uids: Collection[str]) -> dict[Att
             row.promised,
             None if row.claimed_by_uid is None else (row.claimed_by_uid, row.claimed_by_attempt),
             row.leaves,
+            row.asks,
         )
         for row in await connection.execute(statement)
     }
@@ -216,6 +224,7 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
             holds=given.c.holds,
             promised=given.c.promised,
             coming=case((given.c.state.in_(_COMING), a.c.coming), else_=text("'[]'::jsonb")),
+            ask=null(),  # who begins to shrink is asked after this
             # Its lost pods have been replaced; of one that grew it has been null since.
             shrunk=case(
                 ((given.c.state == AttemptState.RUNNING.value) & (a.c.coming != text("'[]'::jsonb")), null()),
@@ -285,6 +294,15 @@ async def claim(
     )
 
 
+async def ask_no_longer(connection: AsyncConnection, told: Collection[AttemptKey]) -> None:
+    """Write down that nobody waits any longer for what these attempts' pods were asked, before a part of them goes."""
+    if told:
+        a, given = tables.attempt, keys(told)
+        await connection.execute(
+            update(a).values(ask=null()).where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
+        )
+
+
 async def give_up(connection: AsyncConnection, shrinks: Mapping[AttemptKey, Shrink]) -> None:
     """Write down which parts attempts give up, and why; they hold them until these pods are gone."""
     if not shrinks:
@@ -292,17 +310,21 @@ async def give_up(connection: AsyncConnection, shrinks: Mapping[AttemptKey, Shri
     a, r = tables.attempt, tables.reservation
     given = rowset(
         [
-            {"uid": uid, "attempt": n, "leaving": quota_to_json(shrink.part.quota), "shrunk": why_to_json(shrink.why)}
+            {
+                "uid": uid, "attempt": n, "leaving": quota_to_json(shrink.part.quota), "shrunk": why_to_json(shrink.why),
+                "ask": asdict(shrink.ask) if shrink.ask else None,
+            }
             for (uid, n), shrink in sorted(shrinks.items())
         ],
         uid=Text,
         attempt=Integer,
         leaving=JSONB,
         shrunk=JSONB,
-    )
+        ask=JSONB,
+    )  # fmt: skip
     await connection.execute(
         update(a)
-        .values(leaving=given.c.leaving, shrunk=given.c.shrunk)
+        .values(leaving=given.c.leaving, shrunk=given.c.shrunk, ask=given.c.ask)
         .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
     )
     places = rowset(

@@ -149,6 +149,7 @@ def attempt_from_row(row: RowMapping, places: Places, victims: tuple[tuple[str, 
         coming=frozenset((role, index) for role, index in row["coming"]),
         growing_at=row["growing_at"],
         ending_at=row["ending_at"],
+        ask=Ask(**row["ask"]) if row["ask"] else None,
     )
 
 

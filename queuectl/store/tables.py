@@ -155,6 +155,8 @@ attempt = Table(
     # What of the quota it gives up and still holds, nothing of lost places; the pods are in its reservations.
     Column("leaving", JSONB),
     Column("shrunk", JSONB),  # why it has fewer pods than it had: reason, facts
+    # What its pods are asked before they go: at, until (Unix seconds), pods, answered. Null: nothing, or no longer.
+    Column("ask", JSONB),
     # While it is repaired or grows, the pods that it runs without yet: [[role, index], ...]. Quota and reservations have them
     # already.
     Column("coming", JSONB, nullable=False, server_default=text("'[]'")),
@@ -186,6 +188,7 @@ attempt = Table(
     CheckConstraint(
         "leaving IS NULL OR (promised AND state IN ('Shrinking', 'Repairing', 'Ending', 'Ended'))", name="leaving"
     ),
+    CheckConstraint("ask IS NULL OR state = 'Shrinking'", name="ask"),
     CheckConstraint("coming = '[]' OR state IN ('Repairing', 'Growing')", name="coming"),
     CheckConstraint("done = '[]' OR state NOT IN ('Claimed', 'Reserved', 'Created')", name="done"),
     CheckConstraint("(state IN ('Checkpointing', 'Ending', 'Ended')) = (\"end\" IS NOT NULL)", name="end"),

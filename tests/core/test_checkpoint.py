@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from queuectl.core.checkpoint import asked, interruption, last_words, leave, remind, saved
-from queuectl.core.elastic import finished
+from queuectl.core.checkpoint import asked, by_exit, give_up, interruption, last_words, leave, remind, saved
+from queuectl.core.elastic import finished, last
 from queuectl.core.lifecycle import View, deadline, next_move
 from queuectl.model.checkpoint import Answer, Ask, Checkpoint, Report, Saving, Signal
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
@@ -266,6 +266,53 @@ def test_what_came_of_asking_by_deletion_is_told_where_pods_report_at_all() -> N
     assert last_words(leaving(), JOB, both, NOW + 3) is None, "it was told when they answered"
 
 
+@pytest.mark.parametrize(
+    ("phase", "code", "well"),
+    [
+        ("Succeeded", 0, True),
+        ("Failed", 143, True),
+        ("Failed", 137, False),
+        ("Failed", 1, False),
+        ("Failed", None, False),
+    ],
+)
+def test_who_is_asked_by_deletion_and_reports_nothing_answers_by_its_exit_code(
+    phase: str,
+    code: int | None,
+    well: bool,  # noqa: FBT001
+) -> None:
+    by_deletion = replace(JOB, saving=Saving(grace_seconds=60))
+    over, ended = leaving(by_deletion), replace(PODS[A], phase=phase, exit_code=code)
+    said = by_exit(over, ended, None)
+    assert said is not None
+    assert said == (report(ID) if well else Report())
+    left = {A: said, B: report(at=NOW + 2)}
+    assert (saved(over, by_deletion, left, NOW + 3) == Checkpoint(NOW, attempt=3)) is well
+    outcome = last_words(over, by_deletion, left, NOW + 3)
+    assert outcome is not None
+    assert outcome.reason is (Reason.CHECKPOINTED if well else Reason.CHECKPOINT_MISSED)
+
+
+def test_an_exit_code_says_nothing_of_who_reports_still_runs_or_is_not_asked_by_deletion() -> None:
+    over, ended = (
+        leaving(replace(JOB, saving=Saving(grace_seconds=60))),
+        replace(PODS[A], phase="Failed", exit_code=143),
+    )
+    assert by_exit(over, ended, report(at=NOW - 30)) is None, "it would have said so"
+    assert by_exit(over, PODS[A], None) is None
+    assert by_exit(leaving(), ended, None) is None
+    assert by_exit(RUNNING, ended, None) is None
+
+
+def test_of_a_part_that_is_asked_by_deletion_only_its_pods_are_counted() -> None:
+    job = replace(ELASTIC, saving=Saving(grace_seconds=60))
+    going = shrinking(job)
+    said = by_exit(going, replace(PODS[B], phase="Failed", exit_code=143), None)
+    assert said is not None
+    assert last_words(going, job, {B: said}, NOW + 3) == why(Reason.CHECKPOINTED, pods=1, seconds=3)
+    assert last_words(going, job, {A: report(at=NOW + 1)}, NOW + 3) is None, "nothing was heard of those that go"
+
+
 def test_what_ends_for_good_or_never_ran_is_no_interruption() -> None:
     over = replace(RUNNING, state=AttemptState.ENDING, ending_at=NOW, end=End(why(Reason.SUCCEEDED), Outcome.SUCCEEDED))
     assert interruption(over, None) is None
@@ -292,3 +339,80 @@ def test_a_job_is_asked_once_when_its_user_wants_a_checkpoint() -> None:
     assert remind(RUNNING, job, ask, NOW + 1) is None
     assert remind(replace(RUNNING, saved_at=NOW), job, None, NOW + 1) is None, "it has been made"
     assert remind(replace(RUNNING, running_at=NOW), job, None, NOW) is None, "it was wanted of an earlier attempt"
+
+
+# A part of a gang goes
+
+ELASTIC = replace(JOB, gang=gang("g", role("worker", 2, gpu=4, least=1), role("ps", 1, must_succeed=False)))
+SHRUNK = why(Reason.SHRUNK, gone=1, before=3, after=2, job="team/h", queue="q", priority=5, cause="it goes first")
+
+
+def shrinking(job: Job = ELASTIC) -> Attempt:
+    part = last(RUNNING.whole, {"worker": 1})
+    return RUNNING.shrinking(give_up(RUNNING, job, SHRUNK, part, NOW))
+
+
+def part_view(**given: Any) -> View:
+    return view(**{"job": ELASTIC, "attempt": shrinking(), **given})
+
+
+def test_all_of_a_gang_is_asked_before_a_part_of_it_goes() -> None:
+    assert shrinking().ask == shrinking().asking == Ask(NOW, NOW + 60, pods=2)
+    assert asked(shrinking(), ELASTIC) == [A, B], "who stays saves together with who goes"
+    assert deadline(shrinking(), ELASTIC) == NOW + 5, "its maxRunSeconds come before the answers"
+    assert deadline(shrinking(), replace(ELASTIC, max_run_seconds=None)) == NOW + 60
+    assert shrinking(replace(ELASTIC, saving=None)).ask is None
+    by_signal = shrinking(replace(ELASTIC, saving=Saving(grace_seconds=60)))
+    assert by_signal.ask == Ask(NOW, NOW + 60, pods=0)
+    assert by_signal.asking is None, "only the part is told, by its deletion, and nobody is waited for"
+
+
+@pytest.mark.parametrize(
+    ("given", "answers"),
+    [
+        ({"reports": {A: report(ID), B: report(ID)}}, 2),
+        ({"reports": {A: report(ID)}, "pods": {**PODS, B: replace(PODS[B], phase="Succeeded")}}, 2),
+        ({"reports": {A: report(ID)}, "now": NOW + 60, "job": replace(ELASTIC, max_run_seconds=None)}, 1),
+        ({"reports": {A: report(ID)}, "pods": {**PODS, B: replace(PODS[B], phase="Failed", exit_code=1)}}, 1),
+        ({"reports": {A: report(ID)}, "pods": {A: PODS[A], PS: PODS[PS]}}, 1),
+    ],
+    ids=["all answer", "one that goes is done", "one is late", "one that goes dies of it", "one that goes is removed"],
+)
+def test_a_part_goes_when_all_have_answered_or_can_not_any_more(given: dict[str, Any], answers: int) -> None:
+    over = Ask(NOW, min(given.get("now", NOW + 1), NOW + 60), 2, answers)
+    assert next_move(part_view(**given)) == Move("g", 3, AttemptState.SHRINKING, asked=over)
+    gone = {A: PODS[A], PS: PODS[PS]}
+    after = replace(shrinking(), ask=None)
+    assert next_move(part_view(attempt=after, pods=gone)) == Move("g", 3, AttemptState.RUNNING)
+    assert next_move(part_view(attempt=after)) is None, "it has not gone yet"
+
+
+def test_until_then_no_part_goes() -> None:
+    assert next_move(part_view()) is None
+    assert next_move(part_view(reports={A: report(ID)})) is None
+    assert next_move(part_view(reports={A: report(ID), B: report("")})) is None
+    fails = next_move(part_view(pods={**PODS, A: replace(PODS[A], phase="Failed", exit_code=1)}))
+    assert end_of(fails).why.reason is Reason.POD_FAILED, "one that stays ends the gang"
+
+
+def test_pods_that_are_done_meanwhile_have_nothing_to_save() -> None:
+    role_of_three = replace(ELASTIC, gang=gang("g", role("worker", 3, gpu=1, least=1)))
+    whole = replace(RUNNING, placements=(Placement("worker", "any", "n", 3, requests(gpu=1), CARD),))
+    third = ("worker", 2)
+    pods = {key: replace(PODS[A], name=f"{key}", index=key[1]) for key in (A, B, third)}
+    attempt = whole.shrinking(give_up(whole, role_of_three, SHRUNK, last(whole.whole, {"worker": 1}), NOW))
+    pods[A] = replace(pods[A], phase="Succeeded")
+    given = {"job": role_of_three, "pods": pods}
+    move = next_move(view(attempt=attempt, **given))
+    assert move is not None
+    assert move.done is not None, "what it held is given back at once"
+    attempt = attempt.without(move.done)
+    move = next_move(view(attempt=attempt, reports={B: report(ID), third: report(ID)}, **given))
+    assert move is not None
+    assert move.asked == Ask(NOW, NOW + 1, 3, 3)
+
+
+def test_who_has_to_leave_a_node_meanwhile_saves_its_work_first() -> None:
+    cause = why(Reason.NODE_FAULTY, node="n", problem="it is at fault")
+    assert next_move(part_view(leave=cause)) is None
+    assert end_of(next_move(part_view(attempt=replace(shrinking(), ask=None), leave=cause))).why == cause

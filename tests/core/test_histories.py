@@ -6,11 +6,11 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from queuectl.core.checkpoint import leave
+from queuectl.core.checkpoint import give_up, leave
 from queuectl.core.elastic import last
 from queuectl.core.lifecycle import View, all_ready, coming, deadline, holding, loss, members, next_move, refused
-from queuectl.model.checkpoint import Answer, Checkpoint, Report, Saving, Signal
-from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Done, Move, Outcome, Shrink, Workload
+from queuectl.model.checkpoint import Answer, Ask, Checkpoint, Report, Saving, Signal
+from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Done, Move, Outcome, Workload
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.reasons import Reason, why
@@ -90,6 +90,11 @@ class GangMachine(RuleBasedStateMachine):
         if move.done is not None:
             self.finish(move.done)
             return
+        if move.asked is not None:
+            assert move.to is self.attempt.state is SHRINKING
+            self.saved(self.attempt.asking, move.asked)
+            self.attempt = replace(self.attempt, ask=None)
+            return
         assert move.to in ARROWS[self.attempt.state]
         assert (move.end is not None) == (move.to is ENDING)
         self.moves += 1
@@ -102,7 +107,8 @@ class GangMachine(RuleBasedStateMachine):
             assert [p.node for p in move.shrink.part.placements] == [NODE["a", 1]], "only what comes is given back"
             self.attempt = before.shrinking(move.shrink)
             return
-        self.attempt = replace(before, state=move.to, end=move.end or before.end)
+        assert move.to is not RUNNING or before.asking is None, "what leaves goes before all have saved"
+        self.attempt = replace(before, state=move.to, end=move.end or before.end, ask=None)
         if move.to is RUNNING:
             self.attempt = replace(
                 self.attempt, running_at=self.now if before.running_at is None else before.running_at, leaving=None,
@@ -134,18 +140,21 @@ class GangMachine(RuleBasedStateMachine):
         """Nobody goes before its work is saved, or its time is over, but whoever can't save it any more."""
         told = self.attempt.end
         assert told is not None
-        assert told.ask is not None
         assert move.end is not None
         if move.end.why != told.why:
             assert move.end.outcome in {Outcome.SUCCEEDED, Outcome.DELETED}
             return
         assert (move.end.outcome, move.end.charged, move.end.not_before) == (Outcome.REQUEUE, False, 0.0)
-        assert move.end.ask is not None
-        broken = len(self.pods) < 3 or any(
+        self.saved(told.ask, move.end.ask)
+
+    def saved(self, told: Ask | None, over: Ask | None) -> None:
+        assert told is not None
+        assert over is not None
+        broken = any(key not in self.pods for key in KEYS if key not in self.attempt.done) or any(
             pod.deleting or pod.phase == "Failed" or self.places[NODE[key]] is Place.GONE
             for key, pod in self.pods.items()
         )
-        assert move.end.ask.answered == told.ask.pods or self.now >= told.ask.until or broken
+        assert over.answered == told.pods or self.now >= told.until or broken
 
     def finish(self, done: Done) -> None:
         assert done.pods
@@ -244,7 +253,9 @@ class GangMachine(RuleBasedStateMachine):
         self.shrinks += 1
         part = last(self.attempt.whole, {"a": 1})
         assert [p.node for p in part.placements] == [NODE["a", 1]]
-        self.attempt = self.attempt.shrinking(Shrink(why(Reason.RUNNING, pods=3), part))
+        self.attempt = self.attempt.shrinking(
+            give_up(self.attempt, self.job, why(Reason.RUNNING, pods=3), part, self.now)
+        )
         self.look()
 
     @precondition(lambda self: self.state() is RUNNING)
@@ -258,7 +269,7 @@ class GangMachine(RuleBasedStateMachine):
     @rule(key=keys, late=st.booleans())
     def report(self, key: PodKey, late: bool) -> None:  # noqa: FBT001
         """A pod has saved its work, for this ask or for an earlier one."""
-        ask = self.attempt.end.ask if self.attempt.end else None
+        ask = self.attempt.asking
         name = ask.id(self.attempt.number) if ask and not late else ""
         self.reports[key] = Report(name, Checkpoint(self.now)).after(self.reports.get(key))
         self.look()

@@ -372,3 +372,95 @@ async def test_with_sigterm_its_pods_have_the_grace_and_their_last_words_count(s
     await stage.until_phase("high", "Running")
     [one] = await interruptions(stage, "low")
     assert (one["answered"], one["gpu_seconds"]) == (True, 0)
+
+
+async def test_a_queue_bounds_how_long_its_jobs_may_take_to_leave(stage: Stage) -> None:
+    """It is told when the job is submitted, and in its status; the ask and the pods say the shorter time."""
+    stage.controller().start()
+    await stage.nodes(2)
+    await stage.queue(16, preemption={"withinQueue": "LowerPriority"}, maxGraceSeconds=4)
+    pod = {"terminationGracePeriodSeconds": 3600}
+    low = stage.job("low", 2, 8, annotations=STAYS, pod=pod, checkpoint={"signal": "Annotation", "graceSeconds": 600})
+    said = await Commands(stage.kubeconfig, stage.namespace)("submit", "-f", "-", stdin=json.dumps(low))
+    words = f"Queue {stage.name} lets its jobs take 4 s to leave"
+    assert f"{words}, which is what counts instead of spec.checkpoint.graceSeconds, 600 s." in said.err
+    running = await stage.until_phase("low", "Running")
+    assert condition(running, "GraceCut")["message"].startswith(words)
+    assert {each["spec"]["terminationGracePeriodSeconds"] for each in await stage.pods("low")} == {4}
+    await stage.submit("high", 2, 8, priority=5)
+    for _, ask in await asks(stage, "low"):
+        assert ask["deadline"] - time.time() <= 4
+    await remove(stage, "low")
+    assert (await stage.until_event("low", "CheckpointMissed")).endswith("0 did within 4 s.")
+    await stage.until_phase("high", "Running")
+
+
+async def test_an_elastic_gang_saves_its_work_before_it_gives_up_pods(stage: Stage) -> None:
+    """All of its pods are asked, and none goes before, also when the controller dies meanwhile."""
+    await stage.nodes(2)
+    await stage.queue(16, preemption={"withinQueue": "LowerPriority"})
+    controller = stage.controller()
+    controller.start()
+    job = stage.job("elastic", 4, 4, annotations=STAYS)
+    job["spec"]["roles"][0]["minReplicas"] = 1
+    job["spec"]["checkpoint"] = {"signal": "Annotation", "graceSeconds": 600}
+    await stage.create(job)
+    await stage.until_phase("elastic", "Running")
+    await stage.submit("high", 1, 8, priority=5)
+    told = await stage.until_job("elastic", lambda s: "0 of 4 pods have" in s.get("message", ""), "is asked")
+    assert told["status"]["phase"] == "Running"
+    assert condition(told, "Checkpointing")["status"] == "True"
+    asked = await asks(stage, "elastic")
+    assert len({ask["id"] for _, ask in asked}) == 1
+    for pod, ask in asked[:3]:
+        await report(stage, pod, ask["id"], 40)
+    await stage.until_job("elastic", lambda s: "3 of 4 pods have" in s.get("message", ""), "has three answers")
+
+    controller.kill()
+    stage.controller("b").start()
+    await stage.until_job("elastic", lambda s: "3 of 4 pods have" in s.get("message", ""), "has three answers")
+    assert not any("deletionTimestamp" in pod["metadata"] for pod in await stage.pods("elastic"))
+    pod, ask = asked[3]
+    assert (await asks(stage, "elastic"))[3][1] == ask, "it is the same ask"
+    await report(stage, pod, ask["id"], 41)
+
+    async def going() -> list[Object] | None:
+        gone = [pod for pod in await stage.pods("elastic") if "deletionTimestamp" in pod["metadata"]]
+        return gone if len(gone) == 2 else None
+
+    for pod in await eventually(going, "two pods are deleted"):
+        assert condition(pod, "DisruptionTarget")["message"].startswith("Gave up 2 of 4 pods for")
+        await stage.delete_pod(pod["metadata"]["name"], at_once=True)
+    await stage.until_phase("high", "Running")
+    after = await stage.until_reason("elastic", "Running")
+    assert (after["status"]["lastCheckpoint"]["step"], after["status"]["pods"]) == (40, "2/4")
+    assert (await stage.until_event("elastic", "Checkpointed")).startswith("All that were asked, 4 pods, saved")
+    assert await ledger.history(stage, "elastic") == [
+        "Admitted", "Created", "Ungated", "Running", "Shrunk", "Checkpointed", "Running",
+    ]  # fmt: skip
+    assert await interruptions(stage, "elastic") == [], "it runs on"
+
+
+async def test_of_an_elastic_gang_only_the_pods_that_go_get_sigterm(stage: Stage) -> None:
+    await stage.nodes(2)
+    await stage.queue(16, preemption={"withinQueue": "LowerPriority"})
+    stage.controller().start()
+    job = stage.job("elastic", 4, 4, annotations=STAYS)
+    job["spec"]["roles"][0]["minReplicas"] = 1
+    job["spec"]["checkpoint"] = {"signal": "SigTerm", "graceSeconds": 600}
+    await stage.create(job)
+    await stage.until_phase("elastic", "Running")
+    await stage.submit("high", 1, 8, priority=5)
+
+    async def going() -> list[Object] | None:
+        gone = [pod for pod in await stage.pods("elastic") if "deletionTimestamp" in pod["metadata"]]
+        return gone if len(gone) == 2 else None
+
+    for pod in await eventually(going, "two pods are deleted"):
+        assert pod["metadata"]["name"] in {"elastic-worker-1-2", "elastic-worker-1-3"}
+        assert 500 < pod["metadata"]["deletionGracePeriodSeconds"] <= 600, "and not their own 30 s"
+        await stage.delete_pod(pod["metadata"]["name"], at_once=True)
+    await stage.until_phase("high", "Running")
+    after = await stage.until_reason("elastic", "Running")
+    assert after["status"]["pods"] == "2/4"
+    assert "Checkpointed" not in await ledger.history(stage, "elastic")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -15,13 +16,15 @@ from typing import Any
 import pytest
 
 from queuectl.kube.client import MERGE_PATCH, KubeClient
+from queuectl.kube.names import pods_path
 from queuectl.local.agent.command import mounts_work
 from queuectl.local.controlplane import Running
 from queuectl.local.prepare import nodes_are_ready
+from queuectl.trainer.checkpoints import Folder
 from tests.support import ledger
 from tests.support.commands import Commands
 from tests.support.eventually import eventually
-from tests.support.real import Agent
+from tests.support.real import Agent, is_alive
 from tests.support.stage import STAGE_LABEL, Object, Stage
 from tests.trainer.training import SCRIPT, STEPS, Training
 
@@ -82,9 +85,12 @@ async def stage(live: Stage, agent: Agent) -> AsyncIterator[Stage]:
     await label(live, None)  # the stage removes nodes that are its own
 
 
-async def label(stage: Stage, value: str | None) -> None:
-    body = {"metadata": {"labels": {STAGE_LABEL: value}}}
-    await stage.client.request("PATCH", "/api/v1/nodes/training", body=body, content_type=MERGE_PATCH)
+async def label(stage: Stage, value: str | None, node: str = "training") -> None:
+    await change_node(stage, node, {"metadata": {"labels": {STAGE_LABEL: value}}})
+
+
+async def change_node(stage: Stage, node: str, body: Object) -> None:
+    await stage.client.request("PATCH", f"/api/v1/nodes/{node}", body=body, content_type=MERGE_PATCH)
 
 
 @pytest.fixture
@@ -253,6 +259,40 @@ async def test_whatever_a_trainer_does_when_asked_it_goes_in_time_and_goes_on_fr
     training.is_as_undisturbed(undisturbed)
 
 
+@pytest.mark.parametrize(
+    ("on_sigterm", "grace", "answered"),
+    [("exit 0", 60, True), ("exit 143", 60, True), ("exit 1", 60, False), ("", 2, False)],
+    ids=["exits with 0", "exits with 143", "exits with 1", "ignores it"],
+)
+async def test_who_reports_nothing_answers_sigterm_by_its_exit_code(
+    stage: Stage,
+    on_sigterm: str,
+    grace: int,
+    answered: bool,  # noqa: FBT001
+) -> None:
+    script = f"trap '{on_sigterm}' TERM; touch /there/ready; while :; do sleep 0.1; done"
+    volumes = [{"name": "there", "emptyDir": {}}]
+    job = stage.job("low", 2, 1, pod={"volumes": volumes}, checkpoint={"signal": "SigTerm", "graceSeconds": grace})
+    container = job["spec"]["roles"][0]["template"]["spec"]["containers"][0]
+    container |= {
+        "command": ["sh", "-c", script],
+        "volumeMounts": [{"name": "there", "mountPath": "/there"}],
+        "readinessProbe": {"exec": {"command": ["cat", "/there/ready"]}, "periodSeconds": 1},
+    }
+    await stage.create(job)
+    await stage.until_phase("low", "Running")
+    low = await preempt(stage)
+    [one] = await interruptions(stage)
+    assert (one["cause"], one["answered"]) == ("Preempted", answered)
+    if answered:
+        assert (one["gpu_seconds"], low["status"]["lastCheckpoint"]["attempt"]) == (0, 1)
+    else:
+        assert one["saved_at"] is None
+        assert "lastCheckpoint" not in low["status"]
+    await stage.until_event("low", "Checkpointed" if answered else "CheckpointMissed")
+    assert low["status"]["failures"] == 0
+
+
 @pytest.fixture
 def small(training: Training) -> Iterator[Path]:
     """A small volume for the checkpoints."""
@@ -323,6 +363,66 @@ async def test_who_is_not_asked_loses_an_interval_at_most(
     else:  # it may have saved once more, on SIGTERM, when nobody heard it any more
         assert (one["cause"], low["status"]["failures"]) == ("PodLost", 0)
         assert one["saved_step"] <= went_on_from
+    training.is_as_undisturbed(undisturbed)
+
+
+@pytest.fixture
+async def other(kube: KubeClient, control_plane: Running, tmp_path: Path) -> AsyncIterator[Agent]:
+    """Another node, which can be cut off."""
+    agent = Agent(control_plane, tmp_path, ["cut-off"], gpus=1)
+    try:
+        agent.start()
+        await nodes_are_ready(kube, agent.nodes)
+        yield agent
+    finally:
+        agent.send(signal.SIGCONT)
+        agent.end()
+
+
+async def test_who_runs_on_where_nobody_reaches_it_does_not_save_once_another_has_begun(
+    stage: Stage, other: Agent, training: Training, undisturbed: Training, tmp_path: Path
+) -> None:
+    """Its node is given up and comes back; meanwhile the next attempt went on from a checkpoint that can be trusted."""
+    await label(stage, stage.name, "cut-off")
+    await change_node(stage, "training", {"spec": {"unschedulable": True}})
+    await train(stage, training, signal="Annotation")
+    await until_step(training, 2 * EVERY + 3)
+    await stage.until_job(
+        "low", lambda s: s.get("lastCheckpoint", {}).get("step") == 2 * EVERY, "has told what it saved"
+    )
+    [first] = [each for each in other.processes() if str(SCRIPT) in each.cmdline()]
+    [pod] = await stage.pods("low")
+    other.send(signal.SIGSTOP)
+    first.suspend()
+    damaged = training.newest()
+    assert damaged is not None
+    with (damaged.path / "model.npz").open("r+b") as file:
+        file.write(b"torn")
+    await change_node(stage, "training", {"spec": {"unschedulable": None}})
+    await stage.client.request("DELETE", "/api/v1/nodes/cut-off")
+
+    async def again() -> bool:
+        return any(number == 2 for number, _, _ in training.steps())
+
+    await eventually(again, "its next attempt trains")
+    first.resume()
+
+    async def has_ended() -> bool:
+        return not is_alive(first.pid)
+
+    await eventually(has_ended, "the first attempt has ended by itself")
+    said = (tmp_path / "agent" / "pods" / pod["metadata"]["uid"] / "logs" / "main" / "0.log").read_text()
+    assert "Superseded: attempt 2 has begun in" in said
+    log = f"{pods_path(stage.namespace, 'low-worker-2-0')}/log"
+    said = (await stage.client.request_raw("GET", log, accept="*/*")).decode()
+    assert f"{HOME}/checkpoints/{damaged.path.name}/model.npz is not what was written" in said
+    assert f"queuectl knows of a checkpoint of step {damaged.step}" in said
+    low = await go_on(stage, training)
+    assert (low["status"]["phase"], low["status"]["attempt"], low["status"]["failures"]) == ("Succeeded", 2, 0)
+    [one] = await interruptions(stage)
+    assert (one["cause"], one["answered"]) == ("NodeLost", None)
+    assert {Folder(training.checkpoints).read(step).attempt for step in Folder(training.checkpoints).steps()} == {2}
+    assert not list(training.checkpoints.glob("*.tmp-*"))
     training.is_as_undisturbed(undisturbed)
 
 

@@ -262,6 +262,27 @@ async def test_not_ready_until_the_probe_succeeds(pods: Pods, tmp_path: Path) ->
     await eventually(ready, "it is ready")
 
 
+async def test_who_hangs_is_ended_and_started_again(pods: Pods, tmp_path: Path) -> None:
+    """Its liveness is looked at only once it has started."""
+    first, started = tmp_path / "been", tmp_path / "started"
+    script = (
+        f"test -e {first} && exit 0; touch {first}; trap 'echo told; exit 9' TERM; sleep 2; touch {started};"
+        " while :; do sleep 0.1; done"
+    )
+
+    def probe(command: list[str]) -> dict[str, Any]:
+        return {"exec": {"command": command}, "periodSeconds": 1, "failureThreshold": 1}
+
+    probes = {"startupProbe": probe(["test", "-e", str(started)]) | {"failureThreshold": 60}}
+    probes["livenessProbe"] = probe(["false"])
+    await pods.run("hangs", script, restartPolicy="OnFailure", terminationGracePeriodSeconds=60, **probes)
+    status = (await pods.until("hangs", "Succeeded"))["status"]["containerStatuses"][0]
+    assert status["restartCount"] == 1
+    assert status["lastState"]["terminated"]["exitCode"] == 9
+    assert started.exists()
+    assert await pods.logs("hangs", previous="true") == "told\n"
+
+
 async def test_init_containers_come_first_and_in_order(pods: Pods, tmp_path: Path) -> None:
     story = tmp_path / "story"
 
@@ -278,6 +299,23 @@ async def test_init_containers_come_first_and_in_order(pods: Pods, tmp_path: Pat
     assert "never" not in story.read_text()
 
 
+async def test_a_sidecar_starts_first_and_ends_last(pods: Pods, tmp_path: Path) -> None:
+    story, up = tmp_path / "story", tmp_path / "up"
+
+    def container(name: str, script: str, **more: Any) -> dict[str, Any]:
+        return {"name": name, "image": "none", "command": ["sh", "-c", script], **more}
+
+    script = f"sleep 0.3; echo side >> {story}; touch {up}; trap 'echo after >> {story}; exit 0' TERM; {SLEEP}"
+    probe = {"exec": {"command": ["test", "-e", str(up)]}, "periodSeconds": 1}
+    initial = [
+        container("side", script, restartPolicy="Always", startupProbe=probe),
+        container("second", f"echo second >> {story}"),
+    ]
+    await pods.run("beside", f"echo main >> {story}", initContainers=initial)
+    await pods.until("beside", "Succeeded")
+    assert story.read_text().split() == ["side", "second", "main", "after"]
+
+
 async def test_a_container_that_fails_is_started_again_if_the_pod_says_so(pods: Pods, tmp_path: Path) -> None:
     script = f"echo try; test -e {tmp_path / 'been'} || {{ touch {tmp_path / 'been'}; exit 6; }}"
     await pods.run("again", script, restartPolicy="OnFailure")
@@ -288,12 +326,61 @@ async def test_a_container_that_fails_is_started_again_if_the_pod_says_so(pods: 
 
 
 async def test_what_the_agent_does_not_do_is_said(pods: Pods) -> None:
-    env = [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]
-    await pods.run("secretive", "true", env=env)
+    volumes = [{"name": "claimed", "persistentVolumeClaim": {"claimName": "a"}}]
+    await pods.run("claims", "true", volumes=volumes)
 
-    assert "env KEY: secretKeyRef is not supported" in await waits(pods, "secretive")
-    await pods.delete("secretive")
-    await pods.until_gone("secretive")
+    assert "volume claimed: persistentVolumeClaim is not supported" in await waits(pods, "claims")
+    await pods.delete("claims")
+    await pods.until_gone("claims")
+
+
+async def create(kube: KubeClient, kind: str, name: str, **content: Any) -> None:
+    path = f"/api/v1/namespaces/{NAMESPACE}/{kind.lower()}s"
+    await kube.request("POST", path, body={"metadata": {"name": name}, **content})
+
+
+async def test_config_maps_and_secrets_are_variables(pods: Pods, kube: KubeClient) -> None:
+    """What is optional may be missing; for the rest a pod waits, and says for what."""
+    await create(kube, "ConfigMap", "settings", data={"RATE": "0.1", "STEPS": "7"})
+    optional = {"name": "nowhere", "key": "x", "optional": True}
+    env = [
+        {"name": "STEPS", "value": "$(P_RATE)"},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "login", "key": "token"}}},
+        {"name": "NONE", "valueFrom": {"configMapKeyRef": optional}},
+    ]
+    sources = [
+        {"configMapRef": {"name": "settings"}},
+        {"prefix": "P_", "configMapRef": {"name": "settings"}},
+        {"secretRef": {"name": "nowhere", "optional": True}},
+    ]
+    script = 'echo "$RATE $STEPS $P_STEPS $TOKEN ${NONE-unset}"'
+    await pods.run("told", script, env=env, envFrom=sources)
+    assert 'env TOKEN: secrets "login" not found' in await waits(pods, "told")
+    await create(kube, "Secret", "login", stringData={"token": "s3cret"})
+    await pods.until("told", "Succeeded")
+    assert await pods.logs("told") == "0.1 0.1 7 s3cret unset\n"
+
+
+async def test_config_maps_and_secrets_are_files(mounts: None, pods: Pods, kube: KubeClient) -> None:
+    await create(kube, "ConfigMap", "files", data={"a.yaml": "a: 1", "b.yaml": "b: 2"}, binaryData={"raw": "AAE="})
+    await create(kube, "Secret", "key", stringData={"id": "private"})
+    volumes = [
+        {"name": "all", "configMap": {"name": "files"}},
+        {"name": "some", "configMap": {"name": "files", "items": [{"key": "b.yaml", "path": "deep/er.yaml"}]}},
+        {"name": "key", "secret": {"secretName": "key", "defaultMode": 0o400}},
+        {"name": "none", "secret": {"secretName": "nowhere", "optional": True}},
+    ]
+    places = [{"name": name, "mountPath": f"/of-a-test/{name}"} for name in ("all", "some", "key", "none")]
+    places.append({"name": "all", "mountPath": "/of-a-test/one.yaml", "subPath": "a.yaml"})
+    script = (
+        "cd /of-a-test; ls all none; cat all/a.yaml some/deep/er.yaml key/id one.yaml; wc -c < all/raw;"
+        " stat -c %a key/id; touch all/x || echo read-only"
+    )
+    await pods.run("reads", script, volumes=volumes, volumeMounts=places)
+    await pods.until("reads", "Succeeded")
+    said = await pods.logs("reads")
+    assert said.startswith("all:\na.yaml\nb.yaml\nraw\n\nnone:\na: 1b: 2privatea: 12\n400\n")
+    assert said.endswith("read-only\n")
 
 
 async def test_a_pod_has_the_rights_of_its_service_account(mounts: None, pods: Pods, kube: KubeClient) -> None:

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from queuectl.model.checkpoint import Ask, Checkpoint, Interruption
-from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, Step
+from queuectl.model.lifecycle import AttemptState, End, Move, Outcome, Shrink, Step
+from queuectl.model.plan import Placement, Portion
 from queuectl.model.reasons import Reason, why
+from queuectl.model.resources import CARD
 from queuectl.model.work import Work
 from queuectl.store import tables
 from queuectl.store.engine import Fenced
-from tests.store.scene import SUCCEEDED, UP, Scene, admission
+from tests.store.scene import GPU, SUCCEEDED, UP, Scene, admission
 
 END = End(why(Reason.QUEUE_DRAINED, queue="q"), Outcome.REQUEUE, ask=Ask(1999.0625, 2059.0625, 2))
 ANSWERED = replace(END, ask=Ask(1999.0625, 2010.0, 2, 2))
@@ -93,3 +95,48 @@ async def test_the_last_checkpoint_is_kept_over_attempts(running: Scene) -> None
     assert (await running.workload("w1")).saved == replace(saved, path="/c/step-1200")
     with pytest.raises(Fenced):
         await running.ledger.save(running.epoch - 1, {"w1": replace(saved, step=1)})
+
+
+PART = Portion((Placement("worker", "a100", "n2", 1, ((GPU, 2), ("pods", 1)), 2 * CARD),), {("a100", GPU): 2})
+SHRINKS = Move(
+    "w1", 1, AttemptState.SHRINKING,
+    shrink=Shrink(why(Reason.RUNNING, pods=1), PART, Ask(1999.0625, 2059.0625, 2)),
+)  # fmt: skip
+SAVED = Move("w1", 1, AttemptState.SHRINKING, asked=Ask(1999.0625, 2010.0, 2, 1))
+
+
+@pytest.fixture
+async def two(scene: Scene) -> Scene:
+    await scene.submit("w1")
+    await scene.nodes(n1=8, n2=8)
+    await scene.quota()
+    await scene.admit(admission("w1", n1=4, n2=2))
+    await scene.move("w1", *UP)
+    return scene
+
+
+async def test_a_part_goes_once_what_came_of_asking_is_known(two: Scene) -> None:
+    assert await advance(two, SAVED) == [], "nobody is asked"
+    assert await advance(two, SHRINKS) == [SHRINKS]
+    assert (await two.attempt("w1")).ask == Ask(1999.0625, 2059.0625, 2), "the next leader asks the same"
+    assert await advance(two, SAVED) == [SAVED]
+    assert await advance(two, SAVED) == [], "that is over"
+    attempt = await two.attempt("w1")
+    assert (attempt.state, attempt.ask, attempt.leaving) == (AttemptState.SHRINKING, None, PART)
+    assert await two.steps() == {"w1": Step.SHRINK}
+    assert (await two.room(tables.node_room))["n2", GPU] == (8, 2, 0)
+    assert await two.ledger.audit() == []
+    assert await advance(two, Move("w1", 1, AttemptState.RUNNING)) == [Move("w1", 1, AttemptState.RUNNING)]
+    assert (await two.room(tables.node_room))["n2", GPU] == (8, 0, 0)
+    assert await two.ledger.audit() == []
+    kinds = [e["kind"] for e in await two.ledger.history("w1")]
+    assert kinds[-3:] == ["Running", "CheckpointMissed", "Running"]
+
+
+async def test_who_ends_while_it_is_asked_before_a_part_goes_is_asked_no_longer(two: Scene) -> None:
+    await advance(two, SHRINKS)
+    await advance(two, Move("w1", 1, AttemptState.ENDING, SUCCEEDED))
+    assert (await two.attempt("w1")).ask is None
+    assert await advance(two, SAVED) == []
+    await advance(two, Move("w1", 1, AttemptState.ENDED))
+    assert await two.ledger.audit() == []

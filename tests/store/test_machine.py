@@ -424,21 +424,26 @@ class LedgerMachine(RuleBasedStateMachine):
             self._advance([*gone, Move(uid, number, RESERVED)])
 
     @precondition(lambda self: any(job.at is RUNNING for job in self.jobs.values()))
-    @rule(pick=st.integers(0, 5), stays=st.integers(-1, 5))
-    def give_up(self, pick: int, stays: int) -> None:
-        """Have one that runs give up a part, which may be more than it has, for nobody."""
+    @rule(pick=st.integers(0, 5), stays=st.integers(-1, 5), asks=st.booleans())
+    def give_up(self, pick: int, stays: int, asks: bool) -> None:  # noqa: FBT001
+        """Have one that runs give up a part, which may be more than it has, for nobody; perhaps its pods save before."""
         running = [name for name, job in sorted(self.jobs.items()) if job.at is RUNNING]
         uid = running[pick % len(running)]
         job = self.jobs[uid]
         part = {node: n - stays for node, n in sorted(job.held.items())[:1] if n > stays}
         if part and part != job.held:
-            move = Move(uid, job.attempt, SHRINKING, shrink=Shrink(SHRUNK, _part(part)))
+            ask = Ask(self.now, self.now + 60, 2) if asks else None
+            move = Move(uid, job.attempt, SHRINKING, shrink=Shrink(SHRUNK, _part(part), ask))
             before = (job.at, job.promised, job.held, job.leaving)
             if all(n <= job.held[node] for node, n in part.items()):
                 job.leave(part)
                 job.at = SHRINKING
             done = self.run(self.scene.ledger.advance(self.scene.epoch, [move], now=self.now))
             assert bool(done) == ((job.at, job.promised, job.held, job.leaving) != before)
+            saved = Move(uid, job.attempt, SHRINKING, asked=Ask(self.now, self.now + 5, 2, 2))
+            for once in (True, False):
+                told = self.run(self.scene.ledger.advance(self.scene.epoch, [saved], now=self.now))
+                assert bool(told) == (bool(done) and asks and once)
 
     @precondition(lambda self: any(job.at is RUNNING for job in self.jobs.values()))
     @rule(pick=st.integers(0, 5), to=st.sampled_from(NODES), less=st.integers(-1, 1), arrows=st.integers(0, 3))

@@ -192,7 +192,8 @@ class Play:
         ) or any(event.fail for event in scenario.events)
         for queue in scenario.queues:
             rules = queue.preemption
-            self._timed = self._timed or bool(rules and (rules.wait_seconds or rules.min_run_seconds))
+            limits = rules and (rules.wait_seconds or rules.min_run_seconds)
+            self._timed = self._timed or bool(limits or queue.max_grace_seconds)
         self._began = 0.0
 
     async def run(self) -> Run:
@@ -503,8 +504,8 @@ class Play:
             "not looked at yet": status.get("observedGeneration") != job["metadata"]["generation"] and not stopping,
             "giving back what its pods held": status.get("phase") == "Running" and held > running,
             "starting": _is_starting(status) and not starting,
-            "being asked to save": status.get("phase") == "Checkpointing" and not all(map(_is_asked, pods)),
-            "about to leave": status.get("phase") == "Checkpointing" and any(map(_has_answered, pods)),
+            "being asked to save": status.get("reason") == "Checkpointing" and not all(map(_is_asked, pods)),
+            "about to leave": status.get("reason") == "Checkpointing" and any(map(_has_answered, pods)),
             "ending": status.get("phase") == "Stopping" and not stopping,
         }
         return next((way for way, holds in ways.items() if holds), "")
@@ -591,6 +592,7 @@ class Play:
         """Have a queue's spec refer to the names that its parent and flavors have here, and its limits pass in time."""
         if queue.get("parent"):
             queue["parent"] = self._full(queue["parent"])
+        self._paced(queue, "maxGraceSeconds")
         self._paced(queue.get("preemption", {}), "waitSeconds", "minRunSeconds")
         for quota in queue.get("quotas") or ():
             quota["flavor"] = self._full(quota["flavor"])

@@ -43,6 +43,11 @@ class Agent:
         assert self._process is not None
         return psutil.Process(self._process.pid).children(recursive=True)
 
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is there."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send it a signal, and wait until it is gone."""
         if self._process is not None and self._process.poll() is None:
@@ -68,7 +73,17 @@ class Pods:
 
     async def run(self, name: str, script: str, *, annotations: Mapping[str, str] = {}, **more: Any) -> None:
         """Create a pod of one container, a shell script; `more` goes into its spec, but these go into the container."""
-        inside = {"env", "volumeMounts", "readinessProbe", "lifecycle", "terminationMessagePolicy", "ports"}
+        inside = {
+            "env",
+            "envFrom",
+            "volumeMounts",
+            "readinessProbe",
+            "livenessProbe",
+            "startupProbe",
+            "lifecycle",
+            "terminationMessagePolicy",
+            "ports",
+        }
         container = {"name": "main", "image": "none", "command": ["sh", "-c", script]}
         container |= {key: more.pop(key) for key in inside & more.keys()}
         spec = {"nodeName": self._node, "restartPolicy": "Never", "containers": [container], **more}

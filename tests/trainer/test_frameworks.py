@@ -1,4 +1,4 @@
-"""The adapters with the real frameworks, where these are installed; they are too large to be needed for the other tests.
+"""The adapters with the real frameworks, where these are installed; 6 GB are too much to be needed for the other tests.
 
 python -m pip install torch lightning transformers accelerate
 python -m pytest tests/trainer/test_frameworks.py
@@ -39,20 +39,14 @@ class Run:
         command = [sys.executable, str(HERE / "frameworks.py"), kind, str(home), str(STEPS)]
         plain = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         torchrun = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if ranks > 1 else {}
-        self.processes = [
-            subprocess.Popen(
-                command,
-                env=plain
-                | torchrun
-                | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {})
-                | {"QUEUECTL_ATTEMPT": str(attempt), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-                | {"QUEUECTL_TERMINATION_LOG": str(home / f"message-{attempt}-{rank}"), "CUDA_VISIBLE_DEVICES": ""},
-                stdout=subprocess.DEVNULL,
-                stderr=(home / f"error-{attempt}-{rank}").open("w"),
-            )
-            for rank in range(ranks)
-        ]
         self.errors = [home / f"error-{attempt}-{rank}" for rank in range(ranks)]
+        self.processes = []
+        for rank, errors in enumerate(self.errors):
+            env = plain | torchrun | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {})
+            env |= {"QUEUECTL_ATTEMPT": str(attempt), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+            env |= {"QUEUECTL_TERMINATION_LOG": str(home / f"message-{attempt}-{rank}"), "CUDA_VISIBLE_DEVICES": ""}
+            with errors.open("w") as file:
+                self.processes.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=file))
 
     def until_step(self, step: int) -> None:
         until(

@@ -5,21 +5,18 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
+from queuectl.local.agent import config
+from queuectl.local.agent.config import Manifest, RefusedError
 from queuectl.model.resources import parse_quantity
 
-Manifest = dict[str, Any]
 Mounts = dict[str, tuple[str, bool]]
 
 HOST_ADDRESS = "127.0.0.1"
 _IN_MAP = re.compile(r"metadata\.(labels|annotations)(?:\['(.+)'\])?")
 _FIELDS = {"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName"}
+_READ_ONLY = {"downwardAPI", "configMap", "secret"}
 _VARIABLE = re.compile(r"\$(?:\$|\(([^()]*)\))")
-
-
-class RefusedError(Exception):
-    """The pod asks for something that this agent does not do; the message names the field."""
 
 
 def address(uid: str) -> str:
@@ -45,11 +42,13 @@ def field(pod: Manifest, path: str) -> str:
     return str(pod[part].get(name) or "")
 
 
-def environment(pod: Manifest, container: Manifest, base: Mapping[str, str], node: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    pod: Manifest, container: Manifest, base: Mapping[str, str], node: Mapping[str, str], data: config.Data
+) -> dict[str, str]:
     """Return a container's environment, on top of `base`; `node`: the resources of the node. Raises RefusedError."""
-    if container.get("envFrom"):
-        raise RefusedError(f"container {container['name']}: envFrom is not supported by this node agent; use env")
     env = dict(base)
+    for each in container.get("envFrom") or ():
+        env |= config.variables(each, data)
     for each in container.get("env") or ():
         source = each.get("valueFrom")
         if source is None:
@@ -58,6 +57,9 @@ def environment(pod: Manifest, container: Manifest, base: Mapping[str, str], nod
             env[each["name"]] = field(pod, source["fieldRef"]["fieldPath"])
         elif "resourceFieldRef" in source:
             env[each["name"]] = _resource(pod, container, source["resourceFieldRef"], node)
+        elif config.is_one(source):
+            value = config.variable(each["name"], source, data)
+            env |= {} if value is None else {each["name"]: value}
         else:
             kind, reference = next(iter(source.items()))
             if not reference.get("optional"):
@@ -77,7 +79,7 @@ def expand(text: str, env: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda match: "$" if match[1] is None else env.get(match[1], match[0]), text)
 
 
-def volumes(pod: Manifest, folder: Path) -> dict[str, Path]:
+def volumes(pod: Manifest, folder: Path, data: config.Data) -> dict[str, Path]:
     """Make the pod's volumes below `folder`, or find them, and return where each is. Raises RefusedError."""
     places = {}
     for volume in pod["spec"].get("volumes") or ():
@@ -88,10 +90,14 @@ def volumes(pod: Manifest, folder: Path) -> dict[str, Path]:
             places[name] = folder / name
             places[name].mkdir(parents=True, exist_ok=True)
             places[name].chmod(0o777)
+        elif config.is_one(volume):
+            places[name] = folder / name
+            config.write(volume, places[name], data)
         else:
             kind = next((key for key in volume if key != "name"), "it")
             raise RefusedError(
-                f"volume {name}: {kind} is not supported by this node agent; use emptyDir, hostPath or downwardAPI"
+                f"volume {name}: {kind} is not supported by this node agent; use emptyDir, hostPath, downwardAPI,"
+                " configMap or secret"
             )
     show(pod, folder)
     return places
@@ -124,7 +130,7 @@ def mounts(container: Manifest, places: Mapping[str, Path], pod: Manifest, env: 
                 raise RefusedError(f"volume {mount['name']}: subPath {part} leads out of it")
             if not source.exists():
                 source.mkdir(parents=True)
-        read_only = bool(mount.get("readOnly")) or "downwardAPI" in kinds[mount["name"]]
+        read_only = bool(mount.get("readOnly")) or bool(_READ_ONLY & kinds[mount["name"]].keys())
         seen[str(Path("/", mount["mountPath"]))] = (str(source), read_only)
     return seen
 

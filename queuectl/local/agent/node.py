@@ -15,7 +15,8 @@ import structlog
 from queuectl.kube.client import APPLY_PATCH, ApiError, ApiUnreachableError
 from queuectl.kube.informer import Informer, Item
 from queuectl.kube.names import pods_path
-from queuectl.local.agent.given import HOST_ADDRESS, Manifest
+from queuectl.local.agent.config import Manifest
+from queuectl.local.agent.given import HOST_ADDRESS
 from queuectl.local.agent.pod import STRATEGIC, Host, Pod
 from queuectl.local.nodes import node_manifest
 

@@ -18,9 +18,10 @@ import structlog
 
 from queuectl.kube.client import ApiError, ApiUnreachableError, KubeClient
 from queuectl.kube.names import pods_path
-from queuectl.local.agent import given
+from queuectl.local.agent import config, given
 from queuectl.local.agent.command import Command, StartError, Wanted, run
-from queuectl.local.agent.given import Manifest, Mounts, RefusedError
+from queuectl.local.agent.config import Manifest, RefusedError
+from queuectl.local.agent.given import Mounts
 from queuectl.local.agent.shim import NOT_BEGUN
 
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -68,6 +69,12 @@ class Container:
     restarts: int = 0
     ready: bool = False
     command: Command | None = None  # while it runs
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # it runs, and its startup probe has succeeded
+
+    @property
+    def sidecar(self) -> bool:
+        """Whether it starts in its turn among the initial containers, and runs on beside the main ones."""
+        return self.initial and self.spec.get("restartPolicy") == "Always"
 
     @property
     def log(self) -> Path:
@@ -86,7 +93,7 @@ class Container:
             "name": self.spec["name"],
             "image": self.spec.get("image") or "",
             "imageID": "",
-            "ready": self.exit_code == 0 if self.initial else self.ready,
+            "ready": self.exit_code == 0 if self.initial and not self.sidecar else self.ready,
             "started": "running" in self.state,
             "restartCount": self.restarts,
             "state": self.state,
@@ -113,6 +120,7 @@ class Pod:
         }
         self._places: dict[str, Path] = {}
         self._mounts: Mounts = {}
+        self._data: config.Data = {}
         self._begun = _now()
         self._over = False  # nothing of it runs, or will
         self._settled = False  # nothing is to be reported any more
@@ -187,7 +195,7 @@ class Pod:
         base = self._host.base() | {"HOSTNAME": self._spec.get("hostname") or self.manifest["metadata"]["name"]}
         if not self._host.mounts_work:
             base["QUEUECTL_TERMINATION_LOG"] = str(self._message(container))
-        env = given.environment(self.manifest, container.spec, base, self._host.resources)
+        env = given.environment(self.manifest, container.spec, base, self._host.resources, self._data)
         mounts = given.mounts(container.spec, self._places, self.manifest, env)
         if self._host.mounts_work:
             path = container.spec.get("terminationMessagePath") or "/dev/termination-log"
@@ -222,16 +230,25 @@ class Pod:
         seconds = self._spec.get("activeDeadlineSeconds")
         timer = asyncio.get_running_loop().call_later(seconds, self._expire) if seconds else None
         try:
-            for each in self.containers.values():
-                if each.initial and not await self._keep(each):
-                    return
-            async with asyncio.TaskGroup() as group:
-                for each in self.containers.values():
-                    if not each.initial:
-                        group.create_task(self._keep(each))
+            async with asyncio.TaskGroup() as sidecars:
+                await self._initial_and_main(sidecars)
+                self.stop(self._grace)  # of the sidecars, if there are any
         finally:
             if timer:
                 timer.cancel()
+
+    async def _initial_and_main(self, sidecars: asyncio.TaskGroup) -> None:
+        for each in self.containers.values():
+            if each.sidecar:
+                kept = sidecars.create_task(self._keep(each))
+                async with _meanwhile(each.begun.wait()) as begun:
+                    await asyncio.wait({kept, begun}, return_when=asyncio.FIRST_COMPLETED)
+            elif each.initial and not await self._keep(each):
+                return
+        async with asyncio.TaskGroup() as group:
+            for each in self.containers.values():
+                if not each.initial:
+                    group.create_task(self._keep(each))
 
     async def _prepared(self) -> bool:
         try:
@@ -252,7 +269,8 @@ class Pod:
     async def _prepare(self) -> None:
         """Make the pod's files, and see that nothing is asked for that this agent does not do."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._places = given.volumes(self.manifest, self.folder / "volumes")
+        self._data = await config.read(self._host.client, self.manifest)
+        self._places = given.volumes(self.manifest, self.folder / "volumes", self._data)
         if self._host.mounts_work:
             (self.folder / "hosts").write_text("")
             self._mounts["/etc/hosts"] = (str(self.folder / "hosts"), False)
@@ -261,7 +279,7 @@ class Pod:
         for pod in self._host.pods.values():
             pod.write_hosts()
         for each in self.containers.values():
-            if each.initial and each.spec.get("restartPolicy"):
+            if each.spec.get("restartPolicy") and not each.sidecar:
                 raise RefusedError(f"container {each.spec['name']}: restartPolicy is not supported by this node agent")
             self.wanted(each)
 
@@ -288,12 +306,14 @@ class Pod:
 
     async def _keep(self, container: Container) -> bool:
         """Run a container as often as the restart policy says; whether its last run succeeded."""
-        policy = self._spec.get("restartPolicy") or "Always"
+        policy = "Always" if container.sidecar else self._spec.get("restartPolicy") or "Always"
         for pause in chain(RESTART_SECONDS, repeat(RESTART_SECONDS[-1])):
             if self._stop.is_set():
                 return False
             code = await self._once(container)
-            again = policy != "Never" and (code != 0 or (policy == "Always" and not container.initial))
+            again = policy != "Never" and (
+                code != 0 or (policy == "Always" and (container.sidecar or not container.initial))
+            )
             if self._stop.is_set() or not again:
                 return code == 0
             ended = container.state
@@ -322,12 +342,16 @@ class Pod:
             return self._ended(container, begun, NOT_BEGUN, "StartError", str(error))
         container.command = command
         container.state = {"running": {"startedAt": begun}}
-        async with _closing(command), _meanwhile(self._probe(container)), _meanwhile(self._stop.wait()) as stopped:
+        async with (
+            _closing(command),
+            _meanwhile(self._watch(container)) as unwell,
+            _meanwhile(self._stop.wait()) as stopped,
+        ):
             self._changed.set()
             exited = asyncio.create_task(command.wait())
-            await asyncio.wait({exited, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({exited, stopped, unwell}, return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():
-                await self._end(container, command, exited)
+                await self._end(container, command, exited, time.monotonic() + self._grace)
             code = await exited
         container.command = None
         return self._ended(container, begun, code, "Error" if code else "Completed", self._said(container, code))
@@ -339,32 +363,51 @@ class Pod:
         self._changed.set()
         return code
 
-    async def _end(self, container: Container, command: Command, exited: "asyncio.Task[int]") -> None:
-        """PreStop hook, SIGTERM, and SIGKILL when the grace is over; the grace may be shortened meanwhile."""
+    async def _end(self, container: Container, command: Command, exited: "asyncio.Task[int]", deadline: float) -> None:
+        """PreStop hook, SIGTERM, and SIGKILL when the grace is over; the grace may be another one when the pod is told to stop."""
         least = 0.0
         if hook := (container.spec.get("lifecycle") or {}).get("preStop"):
             async with _meanwhile(self._act(container, hook)) as acted:
-                await self._within_grace({exited, acted})
+                await self._within_grace({exited, acted}, deadline)
             least = time.monotonic() + LEAST_SECONDS
         command.terminate()
-        await self._within_grace({exited}, least)
+        await self._within_grace({exited}, deadline, least)
         if not exited.done():
             command.kill()
 
     async def _within_grace(
-        self, tasks: "set[asyncio.Task[int]] | set[asyncio.Task[bool]]", least: float = 0.0
+        self, tasks: "set[asyncio.Task[int]] | set[asyncio.Task[bool]]", deadline: float, least: float = 0.0
     ) -> None:
-        while (left := max(self._deadline, least) - time.monotonic()) > 0:
+        while (left := max(self._deadline if self._stop.is_set() else deadline, least) - time.monotonic()) > 0:
             done, _ = await asyncio.wait(tasks, timeout=min(left, 1.0), return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
 
-    async def _probe(self, container: Container) -> None:
-        """Keep `ready` as the readiness probe says it is."""
-        probe = container.spec.get("readinessProbe")
+    async def _watch(self, container: Container) -> None:
+        """Keep `ready` as probes say it is; return when they say that the container has to end."""
+        async for started in self._outcomes(container, "startupProbe"):
+            if not started:
+                return
+            container.begun.set()
+            break
+        async with _meanwhile(self._keep_ready(container)):
+            async for alive in self._outcomes(container, "livenessProbe"):
+                if not alive:
+                    return
+
+    async def _keep_ready(self, container: Container) -> None:
+        async for passed in self._outcomes(container, "readinessProbe"):
+            ready = passed and (container.sidecar or not container.initial)
+            if container.ready != ready:
+                container.ready = ready
+                self._changed.set()
+
+    async def _outcomes(self, container: Container, kind: str) -> AsyncIterator[bool]:
+        """Probe again and again; yield the outcome as often as it has been the same as many times as it has to be."""
+        probe = container.spec.get(kind)
         if not probe:
-            container.ready = not container.initial
-            self._changed.set()
+            yield True
+            await asyncio.get_running_loop().create_future()
             return
         await asyncio.sleep(probe.get("initialDelaySeconds") or 0)
         in_a_row, before = 0, False
@@ -375,9 +418,8 @@ class Pod:
                     passed = await self._act(container, probe)
             in_a_row, before = (in_a_row + 1 if passed == before else 1), passed
             needed = probe.get("successThreshold") or 1 if passed else probe.get("failureThreshold") or 3
-            if in_a_row >= needed and container.ready != passed:
-                container.ready = passed
-                self._changed.set()
+            if in_a_row >= needed:
+                yield passed
             await asyncio.sleep(probe.get("periodSeconds") or 10)
 
     async def _act(self, container: Container, action: Manifest) -> bool:
@@ -480,10 +522,15 @@ class Pod:
         else:
             begun = any("waiting" not in each.state or each.last for each in main)
             phase, why = "Running" if begun else "Pending", "ContainersNotReady"
-        ready = not self._over and all(each.ready for each in main)
+        sidecars = [each for each in initial if each.sidecar]
+        ready = not self._over and all(each.ready for each in (*sidecars, *main))
         shown = {each["type"]: each["status"] for each in (self.manifest.get("status") or {}).get("conditions") or ()}
         gates = (gate["conditionType"] for gate in self._spec.get("readinessGates") or ())
-        self._condition("Initialized", all(each.exit_code == 0 for each in initial), "ContainersNotInitialized")
+        self._condition(
+            "Initialized",
+            all(each.exit_code == 0 or (each.sidecar and each.begun.is_set()) for each in initial),
+            "ContainersNotInitialized",
+        )
         self._condition("ContainersReady", ready, why)
         self._condition("Ready", ready and all(shown.get(gate) == "True" for gate in gates), why)
         if self._disrupted:

@@ -17,7 +17,8 @@ from pathlib import Path
 from aiohttp import WSMsgType, web
 
 from queuectl.local.agent.command import Command, StartError
-from queuectl.local.agent.given import HOST_ADDRESS, RefusedError
+from queuectl.local.agent.config import RefusedError
+from queuectl.local.agent.given import HOST_ADDRESS
 from queuectl.local.agent.pod import Container, Host, Pod
 
 FOLLOW_SECONDS = 0.2
