@@ -89,7 +89,7 @@ def _volume_informers(client: KubeClient, world: World, wake: Callable[[], None]
 
 async def follow_volumes(client: KubeClient, world: World, wake: Callable[[], None]) -> None:
     """Keep what a world knows of volumes current, from the first job on that uses a claim, until cancelled."""
-    await world.uses_claims.wait()
+    await world.volumes.used.wait()
     informers = _volume_informers(client, world, wake)
     async with asyncio.TaskGroup() as group:
         for informer in informers:
@@ -125,7 +125,7 @@ async def look(client: KubeClient, ledger: Ledger, policy: Policy) -> World:
     for informer in everything:
         if informer.needed:
             await informer.once()  # those that were not needed until then
-    if world.uses_claims.is_set():
+    if world.volumes.used.is_set():
         await asyncio.gather(*(informer.once() for informer in _volume_informers(client, world)))
         world.volumes_are_known()
     await load(world, ledger)

@@ -4,9 +4,9 @@ Informers tell it of changes; the engine tells it what the ledger has committed.
 what has changed since the last look, so that a cycle costs what changed and not what exists.
 """
 
-import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -15,6 +15,7 @@ from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
 from queuectl.control.holdings import Holdings
 from queuectl.control.upkeep import Upkeep
+from queuectl.control.volumes import JobVolumes
 from queuectl.core.backlog import Backlog
 from queuectl.core.checkpoint import Reports, answered, by_exit, saved
 from queuectl.core.elastic import last, pods_of, spare
@@ -26,7 +27,6 @@ from queuectl.core.moves import kept_for
 from queuectl.core.snapshot import Broken, Elastic, MoveOrder, Moving, Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
-from queuectl.core.volumes import Volumes
 from queuectl.model.checkpoint import Checkpoint, Report
 from queuectl.model.devices import DeviceClaim, Slice
 from queuectl.model.lifecycle import (
@@ -132,10 +132,7 @@ class World:
         self._small: set[str] = set()  # workloads of attempts with fewer pods than they ask for
         self._asked: dict[str, MoveRequest] = {}  # moves, by uid of who is to move
         self._moving: dict[str, Moving] = {}  # what is kept for those who make room, by uid
-        self.uses_claims = asyncio.Event()  # set once a job does: only then claims are of any matter
-        self._volumes = Volumes()
-        self._claiming: dict[str, Job] = {}  # jobs that use claims, as they were read, by uid
-        self._users: defaultdict[str, set[str]] = defaultdict(set)  # uids of those, by namespace and name of the claim
+        self.volumes = JobVolumes()
         self.losses: dict[str, Loss] = {}  # what workloads wait to have replaced
         self._irreparable: set[str] = set()  # workloads for whose lost pods there is no place
         self._stale: set[str] = set()  # workloads that wait, or that wait no more, unlike what the backlog says
@@ -269,7 +266,7 @@ class World:
         known = self.jobs.get(uid)
         if new is None:
             self.jobs.pop(uid, None)
-            self._forget_claims(uid)
+            self.volumes.forget(uid)
         elif known is None or int(known.resource_version) <= int(new.resource_version):
             self.keep_job(new)  # else it was written since, and the watch is still behind
         self.touched.add(uid)
@@ -291,48 +288,24 @@ class World:
     def keep_job(self, job: Job) -> None:
         """Have a job as it was read last, with what its claims and its queue mean for it."""
         uid = job.gang.uid
-        if job.volumes or uid in self._claiming:
-            self._forget_claims(uid)
-        if job.volumes:
-            self.uses_claims.set()
-            self._claiming[uid] = job
-            for key in _claims_of(job):
-                self._users[key].add(uid)
-        self.jobs[uid] = self._limited(self._volumes.judge(job))
+        self.jobs[uid] = self._limited(self.volumes.keep(job))
         _ = self.jobs[uid].gang.shape  # worked out as jobs arrive, and not for all of them by the first cycle
 
     def on_volume_claim(self, old: Claim | None, new: Claim | None) -> None:
         """Take in a changed PersistentVolumeClaim."""
-        if new is not None:
-            self._volumes.claims[new.key] = new
-        elif old is not None:
-            self._volumes.claims.pop(old.key, None)
-        if new != old:
-            self._judge_again(self._users.get((new or old).key, ()))  # type: ignore[union-attr]
+        self._judge_again(self.volumes.on_claim(old, new))
 
     def on_volume(self, old: Volume | None, new: Volume | None) -> None:
         """Take in a changed PersistentVolume."""
-        if new is not None:
-            self._volumes.volumes[new.name] = new
-        elif old is not None:
-            self._volumes.volumes.pop(old.name, None)
-        if new != old:
-            for one in filter(None, (old, new)):
-                self._judge_again(self._users.get(one.claim, ()))
+        self._judge_again(self.volumes.on_volume(old, new))
 
     def on_storage_class(self, old: StorageClass | None, new: StorageClass | None) -> None:
         """Take in a changed StorageClass."""
-        if new is not None:
-            self._volumes.classes[new.name] = new
-        elif old is not None:
-            self._volumes.classes.pop(old.name, None)
-        if new != old:
-            self._judge_again(self._claiming)
+        self._judge_again(self.volumes.on_storage_class(old, new))
 
     def volumes_are_known(self) -> None:
         """Take in that all claims, volumes and storage classes have been read."""
-        self._volumes.known = True
-        self._judge_again(self._claiming)
+        self._judge_again(self.volumes.are_known())
 
     # What the ledger says
 
@@ -750,10 +723,10 @@ class World:
             return False
         return attempt.number == number and attempt.generation == job.generation
 
-    def _judge_again(self, uids: Iterable[str]) -> None:
+    def _judge_again(self, uids: AbstractSet[str]) -> None:
         """Look again what their claims mean for jobs."""
-        for uid in list(uids) if self._volumes.known else ():
-            job = self._limited(self._volumes.judge(self._claiming[uid]))
+        for job in map(self._limited, self.volumes.again(uids)):
+            uid = job.gang.uid
             if job != self.jobs.get(uid):
                 self.jobs[uid] = job
                 self._stale.add(uid)
@@ -766,13 +739,6 @@ class World:
         queue = self.queues.get(job.gang.queue)
         most = queue.max_grace_seconds if queue else None
         return job if job.max_grace_seconds == most else replace(job, max_grace_seconds=most)
-
-    def _forget_claims(self, uid: str) -> None:
-        job = self._claiming.pop(uid, None)
-        for key in _claims_of(job) if job else ():
-            self._users[key].discard(uid)
-            if not self._users[key]:
-                del self._users[key]
 
     def _arrival(self, uid: str) -> tuple[float, int]:
         """Order of first sight: creation times have whole seconds only, versions grow with each write."""
@@ -1082,8 +1048,3 @@ def _identity(pod: Pod) -> tuple[str, int, str, int]:
 def _over_at(attempt: Attempt, job: Job) -> float:
     """Return when a running attempt is over by its own limits, in Unix seconds."""
     return inf if job.max_run_seconds is None else (attempt.running_at or attempt.admitted_at) + job.max_run_seconds
-
-
-def _claims_of(job: Job) -> set[str]:
-    """Return namespace and name of the claims that a job's pods use."""
-    return {f"{job.gang.namespace}/{use.claim}" for use in job.volumes if use.claim}

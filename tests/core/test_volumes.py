@@ -112,9 +112,9 @@ def _cycle(world: World) -> tuple[set[str], str]:
 
 def test_a_job_goes_on_when_its_claim_does_and_is_told_when_the_zone_is_full() -> None:
     world = _world("a", "a", "b", "b")
-    assert not world.uses_claims.is_set()
+    assert not world.volumes.used.is_set()
     world.on_job(None, _job())
-    assert world.uses_claims.is_set()
+    assert world.volumes.used.is_set()
     assert "has yet to read" in _cycle(world)[1]
     world.volumes_are_known()
     assert "it does not exist" in _cycle(world)[1]
