@@ -8,7 +8,7 @@ admission that moves everybody up by one costs a few writes.
 import asyncio
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 
@@ -85,11 +85,22 @@ class Reporter:
         job = self._world.jobs.get(uid)
         if job is None:
             return
+        namespace, name = job.gang.namespace, job.gang.name
+        about = {"apiVersion": API_VERSION, "kind": "TrainingJob", "namespace": namespace, "name": name, "uid": uid}
+        self._tell(namespace, about, cause, warning=warning)
+
+    def node_event(self, node: str, cause: Why, *, warning: bool = False) -> None:
+        """Record an event on a node."""
+        # As kubelets do, and as kubectl describe looks for it: the uid is the name.
+        about = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
+        self._tell("default", about, cause, warning=warning)
+
+    def _tell(self, namespace: str, about: Mapping[str, str], cause: Why, *, warning: bool) -> None:
         now = datetime.fromtimestamp(self._now(), UTC)
         body = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"name": f"{job.gang.name}.{uuid.uuid4().hex[:16]}", "namespace": job.gang.namespace},
+            "metadata": {"name": f"{about['name']}.{uuid.uuid4().hex[:16]}", "namespace": namespace},
             "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": "queuectl.dev/controller",
             "reportingInstance": self._identity[:128],
@@ -97,15 +108,9 @@ class Reporter:
             "reason": cause.code,
             "type": "Warning" if warning else "Normal",
             "note": str(cause)[:1024],
-            "regarding": {
-                "apiVersion": API_VERSION,
-                "kind": "TrainingJob",
-                "namespace": job.gang.namespace,
-                "name": job.gang.name,
-                "uid": uid,
-            },
+            "regarding": about,
         }
-        self._events.append(partial(self._writer.create_event, job.gang.namespace, body))
+        self._events.append(partial(self._writer.create_event, namespace, body))
         self._event_wake.set()
 
     def refused(self, uid: str, request: MoveRequest, because: Why) -> None:
@@ -154,6 +159,7 @@ class Reporter:
             group.create_task(self._write_drifting())
             group.create_task(self._send_events())
             group.create_task(self._write_queues())
+            group.create_task(self._write_nodes())
 
     async def _write_urgent(self) -> None:
         while True:
@@ -283,6 +289,20 @@ class Reporter:
                     await self._writer.patch_queue_status(queue, wanted)
                 except (ApiError, ApiUnreachableError) as error:
                     log.warning("queue status not written", queue=queue.name, error=str(error))
+
+    async def _write_nodes(self) -> None:
+        """Keep on nodes why they are suspect, as a condition of theirs."""
+        while True:
+            await asyncio.sleep(QUEUE_SECONDS)
+            suspects, there = self._world.suspects, self._world.fleet.node_names()
+            for node in sorted((suspects.told.keys() | suspects.now.keys()) & set(there)):
+                cause = str(suspects.cause(node)) if node in suspects.now else ""
+                if suspects.told.get(node, "") == cause[:1024]:
+                    continue
+                try:
+                    await self._writer.tell_suspect(node, cause)
+                except (ApiError, ApiUnreachableError) as error:
+                    log.warning("node condition not written", node=node, error=str(error))
 
     def _queue_statuses(self) -> Iterator[tuple[Queue, status.Status]]:
         standing = self._world.standing

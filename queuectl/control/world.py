@@ -13,11 +13,13 @@ from queuectl.control.avoided import Avoidance, Avoided
 from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
 from queuectl.control.holdings import Holdings
+from queuectl.control.suspects import SOURCE, News, Suspects, nodes_of
 from queuectl.core.backlog import Backlog
 from queuectl.core.checkpoint import Reports, answered, saved
 from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
+from queuectl.core.healing import is_stuck
 from queuectl.core.lifecycle import BackOff, Loss, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
 from queuectl.core.moves import kept_for
@@ -57,6 +59,7 @@ from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion, Repa
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import FOR_OTHERS, Reason, Why, why
 from queuectl.model.resources import Resources
+from queuectl.model.suspects import Healing, Offence
 from queuectl.model.volumes import Claim, StorageClass, Volume
 from queuectl.model.work import Work
 
@@ -85,7 +88,12 @@ class Changes:
 class World:
     """One leader's view, made anew for each term."""
 
-    def __init__(self, back_off: BackOff, policy: Policy = Policy()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        back_off: BackOff,
+        policy: Policy = Policy(),  # noqa: B008 - frozen
+        healing: Healing = Healing(),  # noqa: B008
+    ) -> None:
         """Start empty; informers fill it before ``load``."""
         self.fleet = Fleet()
         self.queues: dict[str, Queue] = {}
@@ -110,6 +118,7 @@ class World:
         self.devices = Devices(self.fleet)
         self._nodes: dict[str, Node] = {}  # as they were read
         self._avoided = Avoided()
+        self.suspects = Suspects(healing)
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
@@ -140,9 +149,10 @@ class World:
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         """Take in a changed node."""
+        name = (new or old).name  # type: ignore[union-attr]  # one of both is given
+        self.suspects.on_node(name, new)
         if old is not None and old == new:
             return  # a heartbeat
-        name = (new or old).name  # type: ignore[union-attr]  # one of both is given
         if new is None:
             self._nodes.pop(name, None)
         else:
@@ -154,6 +164,18 @@ class World:
         for name in self._avoided.say(source, nodes):
             if name in self._nodes:
                 self._judge_node(name)
+
+    def offend(self, offences: Iterable[Offence]) -> None:
+        """Take in what nodes have done; of one that is cordoned somebody knows already."""
+        cordoned = {name for one in offences if (node := self._nodes.get(name := one.node)) and node.unschedulable}
+        self.suspects.offend(one for one in offences if one.node not in cordoned)
+
+    def judge_suspects(self, now: float) -> list[News]:
+        """Find out which nodes are avoided for what they have done; return what is new of them."""
+        flavors = nodes_of((dict(flavor.node_labels) for flavor in self.flavors.values()), self._nodes)
+        news = self.suspects.judge(now, flavors)
+        self.avoid(SOURCE, self.suspects.avoidances())
+        return news
 
     def on_slice(self, old: Slice | None, new: Slice | None) -> None:
         """Take in a changed ResourceSlice."""
@@ -622,11 +644,15 @@ class World:
         attempt = self.attempts.get(uid)
         if attempt is None:
             return None
+        pods = self._pods_of(attempt)
+        stuck = frozenset(
+            key for key, pod in pods.items() if attempt.state is AttemptState.ENDING and self._is_stuck(pod, now)
+        )
         return View(
             workload=self.workloads[uid],
             attempt=attempt,
             job=self.jobs.get(uid),
-            pods=self._pods_of(attempt),
+            pods=pods,
             places=self._places(attempt),
             victims=[victim for victim, _ in attempt.victims],
             kept=attempt.holds or self._replant or self.holdings.keeps(uid, self.workloads),
@@ -635,7 +661,10 @@ class World:
             irreparable=uid in self._irreparable,
             reports=self.reports(attempt),
             leave=next((leave for p in attempt.held if (leave := self._avoided.leave(p.node))), None),
-            allocated=bool(attempt.going) and self.devices.allocated(attempt),
+            allocated=bool(attempt.going) and self.devices.allocated(attempt, besides=stuck),
+            unready=self.suspects.unready_of(p.node for p in attempt.held),
+            not_ready_seconds=self.suspects.patience(len(self._nodes)),
+            stuck=stuck,
         )
 
     def leaving(self, attempt: Attempt) -> list[Eviction]:
@@ -660,7 +689,13 @@ class World:
             at = deadline(attempt, job) if job else None
             if at is not None and at <= now:
                 result.add(uid)
+        for node in self.suspects.silent(now, len(self._nodes)):
+            result |= self._on_node.get(node, set())
         return result
+
+    def _is_stuck(self, pod: Pod, now: float) -> bool:
+        node = self._nodes.get(pod.node)
+        return is_stuck(pod, now, unreachable=node is None or not node.ready)
 
     def waits_in_vain(self, uid: str) -> bool:
         """Tell whether the workload waits although its job is deleted."""

@@ -12,7 +12,7 @@ from queuectl.core.fragmentation import Others
 from queuectl.core.topology import DRIVER, MODEL, Loss, Need, Rooms
 from queuectl.model.objects import ALIKE, NODE_LEVEL, Constraints, Flavor, GpuNeed, Role, Together
 from queuectl.model.plan import Placement
-from queuectl.model.reasons import Reason, Why, counted, why
+from queuectl.model.reasons import Reason, Why, counted, listed, why
 from queuectl.model.resources import APART, HOST_PORT, format_quantity, is_extended
 
 _SAME = {MODEL: "GPU model", DRIVER: "version of the GPU driver"}
@@ -78,7 +78,13 @@ def exceeds_cluster(
         if room.total(flavors[role.name], role.constraints, role.requests) >= role.pods:
             return None
     found = _place_in(fleet, room, roles, flavors, together, tell=True)
-    return found.because(Reason.EXCEEDS_CLUSTER) if isinstance(found, Short) else None
+    if not isinstance(found, Short):
+        return None
+    if any(fleet.avoided(flavors[role.name], role.constraints) for role in roles):
+        later = [replace(role, constraints=replace(role.constraints, avoided=True)) for role in roles]
+        if holds(fleet, room, later, flavors, together):
+            return None  # that ends by itself
+    return found.because(Reason.EXCEEDS_CLUSTER)
 
 
 def only_counts(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together) -> bool:
@@ -305,7 +311,7 @@ def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None
     if found >= role.pods:
         return None
     nodes = int(fleet.mask(flavor, role.constraints).sum())
-    unsuited = (*_out_of_reach(fleet, role, flavor), *_unsuited(fleet, role, flavor))
+    unsuited = (*_out_of_reach(fleet, role, flavor), *_avoided(fleet, role, flavor), *_unsuited(fleet, role, flavor))
     lacks = "; ".join((_lacks(room, flavor, role, found), *unsuited))
     return Short(role, flavor, nodes, found, lacks)
 
@@ -317,6 +323,14 @@ def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
     anywhere, here = replace(role.constraints, volumes=()), role.constraints
     if more := int(fleet.mask(flavor, anywhere).sum() - fleet.mask(flavor, here).sum()):
         yield f"its volumes can't be reached from {counted(more, 'other node')} that it could use"
+
+
+def _avoided(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
+    """Say which more nodes it could use if they were not avoided, and why they are."""
+    nodes = fleet.avoided(flavor, role.constraints)
+    if nodes:
+        told = listed([f"{node.name} ({node.avoided.rstrip('.')})" for node in nodes])
+        yield f"{counted(len(nodes), 'node')} that it could use {'is' if len(nodes) == 1 else 'are'} avoided: {told}"
 
 
 def _unsuited(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:

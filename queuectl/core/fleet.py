@@ -5,7 +5,7 @@ How many pods of a kind each node holds is counted once, and then again only whe
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Self
 
@@ -58,6 +58,7 @@ class Fleet:
         self._rows: dict[str, int] = {}
         self._columns: dict[str, int] = {}
         self._nodes: list[Node | None] = []  # by row; None: a name known only from pods or reservations, or unused
+        self._avoided: set[str] = set()  # names of nodes
         self._unused: list[int] = []
         self._spare: list[int] = []  # columns that are free again
         self._perhaps_spare: set[str] = set()  # host ports and the like that nobody may use any more
@@ -88,6 +89,7 @@ class Fleet:
             _rows=self._rows.copy(),
             _columns=self._columns.copy(),
             _nodes=self._nodes.copy(),
+            _avoided=self._avoided.copy(),
             _unused=self._unused.copy(),
             _spare=self._spare.copy(),
             _perhaps_spare=set(),
@@ -109,6 +111,7 @@ class Fleet:
         if known is None or known.labels != node.labels:
             self._domains = {}
         self._nodes[row] = node
+        (self._avoided.add if node.avoided else self._avoided.discard)(node.name)
         columns = [self._column(resource) for resource in node.allocatable]  # may replace the matrices
         self._allocatable[row] = 0
         self._allocatable[row, columns] = [max(0, min(amount, AMOUNT_LIMIT)) for amount in node.allocatable.values()]
@@ -124,6 +127,7 @@ class Fleet:
         if row is None:
             return
         self._nodes[row] = None
+        self._avoided.discard(name)
         self._domains = {}
         self._allocatable[row] = 0
         self._shape[row] = 0
@@ -281,6 +285,14 @@ class Fleet:
                 [node is not None and eligible(node, flavor, constraints) for node in self._nodes], np.bool_
             )
         return self._masks[key]
+
+    def avoided(self, flavor: Flavor, constraints: Constraints) -> list[Node]:
+        """Return the nodes that such pods could use if nobody avoided them, by name."""
+        if not self._avoided:
+            return []
+        mask = self.mask(flavor, replace(constraints, avoided=True))
+        rows = ((self._rows[name], name) for name in sorted(self._avoided))
+        return [node for row, _ in rows if mask[row] and (node := self._nodes[row])]
 
     def offers(self, mask: Mask, resource: str) -> bool:
         """Tell whether any of the nodes in these rows has the resource for pods."""

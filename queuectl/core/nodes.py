@@ -21,7 +21,7 @@ def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
     return (
         node.ready
         and not node.unschedulable
-        and not node.avoided
+        and (not node.avoided or constraints.avoided)
         and all(node.labels.get(key) == value for key, value in flavor.node_labels)
         and all(node.labels.get(key) == value for key, value in constraints.selector)
         and (not constraints.terms or any(_term_matches(term, node) for term in constraints.terms))

@@ -140,7 +140,7 @@ class Move:
     """One arrow of an attempt's life.
 
     ``end`` is given with all moves to CHECKPOINTING and ENDING, ``shrink`` with all to SHRINKING, ``done`` with one to
-    no other state, ``interruption`` with those to ENDED that cost work.
+    no other state, ``interruption`` with those to ENDED that cost work, ``left`` with those after which pods are there yet.
     """
 
     uid: str
@@ -150,6 +150,7 @@ class Move:
     shrink: Shrink | None = None
     done: Done | None = None
     interruption: Interruption | None = None
+    left: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()  # (node, requests) of each stuck pod
 
 
 @dataclass(frozen=True, slots=True)

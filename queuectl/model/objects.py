@@ -70,6 +70,7 @@ class Constraints:
     tolerations: tuple[Toleration, ...] = ()
     gpu: GpuNeed | None = None  # None: its GPUs, if it has any, may be anything
     volumes: tuple[tuple[NodeTerm, ...], ...] = ()  # from where its volumes can be reached: of each one term
+    avoided: bool = False  # whether nodes that are avoided will do, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +264,9 @@ class Node:
     gpus: Gpus = NO_GPUS
     devices: tuple[Device, ...] = ()  # its allocatable has them, too: 1 of each, and all of what they count as
     avoided: str = ""  # why nobody new goes there for now, for people; empty: it is not avoided
+    unready_since: float | None = None  # Unix seconds; None: it is ready, or has never been
+    forgiven_at: float = field(default=0.0, compare=False)  # Unix seconds: offences until then do not count
+    suspect: str = field(default="", compare=False)  # why it is suspect, as it stands in the API server
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +324,10 @@ class Pod:
     ready: bool = False
     gated: bool = False
     deleting: bool = False
+    stops_by: float | None = None  # Unix seconds: until when it may take to stop; None: it is not deleted
     exit_code: int | None = None
-    disrupted: str = ""  # message of a DisruptionTarget condition
+    disrupted: str = ""  # message of a DisruptionTarget condition, or why its kubelet did not take it
+    disrupted_by: str = ""  # that condition's reason, or the kubelet's
     workload: str = ""
     attempt: int = 0
     role: str = ""

@@ -29,6 +29,7 @@ from queuectl.model.objects import MoveRequest
 from queuectl.model.plan import Admission, Portion, Repair
 from queuectl.model.policy import Amounts
 from queuectl.model.reasons import Why
+from queuectl.model.suspects import Offence
 from queuectl.simulate.accounts import Accounts, OverbookedError
 from queuectl.simulate.cluster import Cluster
 from queuectl.simulate.form import EventForm, JobForm, Scenario
@@ -115,6 +116,7 @@ class Clockwork:
         self.cluster.connect(self.world)
         self._finished: dict[str, Workload] = {}  # those that the world has forgotten
         self._held: list[tuple[str, Amounts, float, float]] = []  # queue, what of its quota, since and until when
+        self._offences: list[Offence] = []
         self._reported: dict[str, Move] = {}
         self._steps: dict[str, None] = {}
         self._ancestors: Mapping[str, Sequence[str]] = {}  # of the queues to which the last cycle admits
@@ -194,6 +196,7 @@ class Clockwork:
             self.world.history.begin(queue, amounts, since)
             self.world.history.end(queue, amounts, until)
         self.world.load(workloads, attempts, max((w.seq for w in workloads), default=0))
+        self.world.suspects.load(self._offences)
         self._reported = {}
         self._steps = dict.fromkeys(self.world.attempts)
         self._plan_again = True
@@ -205,6 +208,11 @@ class Clockwork:
         for uid, checkpoint in self.world.take_saves(self.now).items():
             self.world.saved(uid, checkpoint)
         moves, leaving = turn.due(self.world, reported, self.now)
+        offences, _ = self.world.suspects.take()
+        self.world.suspects.keep(offences)
+        self._offences += offences
+        if self.world.suspects.due(self.now):
+            self.world.judge_suspects(self.now)
         for move in moves:
             self._move(move)
         for uid, end in leaving.items():
@@ -363,6 +371,8 @@ class Clockwork:
     def _next(self) -> float | None:
         """Return when something is due next."""
         times = [self._agenda[0][0]] if self._agenda else []
+        if self.world.suspects.wake_at is not None:
+            times.append(self.world.suspects.wake_at)
         if self.world.plan.wake_at is not None:
             times.append(self.world.plan.wake_at)
         for uid, attempt in self.world.attempts.items():

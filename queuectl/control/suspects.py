@@ -1,0 +1,157 @@
+"""Nodes that are not ready, or suspect: what is known of them, what the ledger has yet to be told, what is new to people."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from queuectl.control.avoided import Avoidance
+from queuectl.core.healing import patience
+from queuectl.core.nominate import clock
+from queuectl.core.suspects import REMEMBERED, avoided, repeated, suspicions
+from queuectl.model.objects import Node
+from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.suspects import Healing, Offence, Suspicion
+
+MAX_KNOWN = 1000  # failures of pods, and other offences; the oldest are forgotten first
+
+SOURCE = "suspects"  # as a node's avoidance has it
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What people are told of a node."""
+
+    node: str
+    why: Why
+
+
+class Suspects:
+    """Offences of nodes, and who is suspect by them."""
+
+    def __init__(self, healing: Healing) -> None:
+        """Start with none."""
+        self._healing = healing
+        self._unready: dict[str, float] = {}  # node → Unix seconds, since when it is not ready
+        self._known: list[Offence] = []
+        self._new: list[Offence] = []  # that the ledger has not been told
+        self._forgiven: dict[str, float] = {}  # node → Unix seconds, as its annotation has it
+        self._to_forgive: dict[str, float] = {}  # likewise, that the ledger has not been told
+        self._dirty = True
+        self.now: dict[str, Suspicion] = {}  # those in force
+        self.avoided: dict[str, Suspicion] = {}  # those of them because of which a node is avoided
+        self.told: dict[str, str] = {}  # node → why it is suspect, as it stands in the API server
+
+    # What others tell
+
+    def load(self, offences: Iterable[Offence]) -> None:
+        """Take in what the ledger knows."""
+        self._known = list(offences)
+        for node, at in self._forgiven.items():
+            self._forgive(node, at)
+
+    def on_node(self, name: str, node: Node | None) -> None:
+        """Take in a changed node."""
+        self.told.pop(name, None)
+        self._unready.pop(name, None)
+        if node is not None and node.unready_since is not None:
+            self._unready[name] = node.unready_since
+        if node is None:
+            self._forgiven.pop(name, None)
+            return
+        if node.suspect:
+            self.told[name] = node.suspect
+        if node.forgiven_at > self._forgiven.get(name, 0.0):
+            self._forgiven[name] = node.forgiven_at
+            self._forgive(name, node.forgiven_at)
+
+    def offend(self, offences: Iterable[Offence]) -> None:
+        """Take in what nodes have done; what is known already, or forgiven, is no matter."""
+        for one in offences:
+            if one.at > self._forgiven.get(one.node, 0.0) and not repeated(one, (*self._known, *self._new)):
+                self._new.append(one)
+
+    # What is asked
+
+    def unready_of(self, nodes: Iterable[str]) -> dict[str, float]:
+        """Return which of the nodes are not ready, and since when (Unix seconds)."""
+        return {node: self._unready[node] for node in nodes if node in self._unready} if self._unready else {}
+
+    def patience(self, nodes: int) -> float:
+        """Return the seconds that gangs stay on a node that is not ready. ``nodes``: how many there are."""
+        return patience(self._healing, len(self._unready), nodes)
+
+    def silent(self, now: float, nodes: int) -> list[str]:
+        """Return the nodes that have not been ready for longer than that."""
+        limit = self.patience(nodes)
+        return [node for node, since in self._unready.items() if since + limit <= now]
+
+    def take(self) -> tuple[list[Offence], dict[str, float]]:
+        """Return what the ledger is to be told: offences, and nodes that were forgiven with the time until which."""
+        new, self._new = self._new, []
+        forgiven, self._to_forgive = self._to_forgive, {}
+        return new, forgiven
+
+    def keep(self, offences: Collection[Offence]) -> None:
+        """Take in that the ledger knows of offences."""
+        self._known += offences
+        self._dirty = self._dirty or bool(offences)
+
+    def due(self, now: float) -> bool:
+        """Tell whether it has to be judged anew who is suspect."""
+        return self._dirty or (self.wake_at is not None and self.wake_at <= now)
+
+    @property
+    def wake_at(self) -> float | None:
+        """Unix seconds at which the next suspicion ends."""
+        return min((one.until for one in self.now.values()), default=None)
+
+    def judge(self, now: float, flavors: Sequence[Collection[str]]) -> list[News]:
+        """Find out who is suspect, and who is avoided for it; return what is new. ``flavors``: the nodes of each."""
+        self._known = list(_remembered(self._known, now))
+        self._dirty = False
+        before, were_avoided = self.now, self.avoided
+        self.now = {name: s for name, s in suspicions(self._known, self._healing.first).items() if s.until > now}
+        self.avoided = avoided(self.now, self._known, flavors)
+        news = [
+            News(name, self.cause(name))
+            for name, one in sorted(self.now.items())
+            if before.get(name) != one or (name in self.avoided) != (name in were_avoided)
+        ]
+        return news + [News(name, why(Reason.NODE_TRUSTED)) for name in sorted(before.keys() - self.now.keys())]
+
+    def cause(self, node: str) -> Why:
+        """Return why a node is suspect."""
+        one = self.now[node]
+        if node in self.avoided:
+            return why(Reason.NODE_SUSPECT, until=clock(one.until), times=one.times, cause=one.why)
+        return why(Reason.NODE_SUSPECT_ONLY, times=one.times, cause=one.why)
+
+    def avoidances(self) -> dict[str, Avoidance]:
+        """Return the nodes that are avoided, with why."""
+        return {name: Avoidance(f"until {clock(one.until)}, {one.why}") for name, one in self.avoided.items()}
+
+    def _forgive(self, node: str, at: float) -> None:
+        rest = [one for one in self._known if one.node != node or one.at > at]
+        if len(rest) < len(self._known):
+            self._known, self._dirty = rest, True
+            self._to_forgive[node] = at
+
+
+def _remembered(known: Iterable[Offence], now: float) -> Iterable[Offence]:
+    """Yield those that are still of any matter, in order."""
+    room = Counter({True: MAX_KNOWN, False: MAX_KNOWN})
+    kept = []
+    for one in sorted(known, key=lambda one: -one.at):
+        of_a_pod = one.why.reason is Reason.POD_FAILED
+        if one.at > now - REMEMBERED and room[of_a_pod] > 0:
+            room[of_a_pod] -= 1
+            kept.append(one)
+    return reversed(kept)
+
+
+def nodes_of(flavors: Iterable[Mapping[str, str]], nodes: Mapping[str, Node]) -> list[set[str]]:
+    """Return the nodes of each flavor, which is given by the labels of its nodes."""
+    return [
+        {name for name, node in nodes.items() if all(node.labels.get(key) == value for key, value in labels.items())}
+        for labels in flavors
+    ]
