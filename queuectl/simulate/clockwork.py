@@ -29,7 +29,7 @@ from queuectl.model.objects import MoveRequest
 from queuectl.model.plan import Admission, Portion, Repair
 from queuectl.model.policy import Amounts
 from queuectl.model.reasons import Why
-from queuectl.model.suspects import Offence
+from queuectl.model.suspects import Healing, Offence
 from queuectl.simulate.accounts import Accounts, OverbookedError
 from queuectl.simulate.cluster import Cluster
 from queuectl.simulate.form import EventForm, JobForm, Scenario
@@ -110,9 +110,10 @@ class Clockwork:
         self._policy = Policy(
             fair_sharing=tuple(scenario.policy.fair_sharing), usage_half_life=scenario.policy.usage_half_life_seconds
         )
+        self._healing = Healing(first=scenario.policy.suspect_seconds)
         self.cluster = Cluster(scenario, lambda seconds, action: self.at(self.now + seconds, action))
         self.accounts = Accounts()
-        self.world = World(BackOff(), self._policy)
+        self.world = World(BackOff(), self._policy, self._healing)
         self.cluster.connect(self.world)
         self._finished: dict[str, Workload] = {}  # those that the world has forgotten
         self._held: list[tuple[str, Amounts, float, float]] = []  # queue, what of its quota, since and until when
@@ -190,7 +191,7 @@ class Clockwork:
         ]
         attempts = list(self.world.attempts.values())
         self._keep_finished()
-        self.world = World(BackOff(), self._policy)
+        self.world = World(BackOff(), self._policy, self._healing)
         self.cluster.connect(self.world)
         for queue, amounts, since, until in self._held:
             self.world.history.begin(queue, amounts, since)

@@ -14,6 +14,7 @@ from queuectl.model.checkpoint import Signal
 from queuectl.model.plan import PodKey
 from queuectl.model.policy import FairRule, StopPolicy
 from queuectl.model.reasons import BY_CODE
+from queuectl.model.suspects import Healing
 
 GPU = "nvidia.com/gpu"
 ROLE = "worker"  # of a job that does not name its roles
@@ -329,6 +330,7 @@ class PolicyForm(Part):
 
     fair_sharing: list[FairRule] = Field(default_factory=list)
     usage_half_life_seconds: Seconds = 0.0
+    suspect_seconds: Seconds = Healing().first
 
 
 class Scenario(Part):
