@@ -16,7 +16,7 @@ def patience(healing: Healing, unready: int, nodes: int) -> float:
     For ever where most nodes are not: then it is the network, or the API server, that is at fault, and there is no better
     place. kube-controller-manager evicts nobody for the same reason, from 55 % and 3 nodes on.
     """
-    return inf if unready > 2 and unready >= 0.55 * nodes else healing.not_ready  # noqa: PLR2004
+    return inf if unready > 2 and 100 * unready >= 55 * nodes else healing.not_ready  # noqa: PLR2004
 
 
 def is_stuck(pod: Pod, now: float, *, unreachable: bool) -> bool:
