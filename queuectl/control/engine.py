@@ -30,6 +30,7 @@ from queuectl.store.ledger import Ledger
 PACE_SECONDS = 0.05  # between two rounds at least, so that one transaction takes the moves of many gangs
 SWEEP_SECONDS = 1.0  # between two looks at what no event tells of
 LOOK_AT_ALL_SECONDS = 30.0  # between two looks at everything
+MAX_NODES_TOLD = 100  # in metrics, of suspect ones
 
 log = structlog.get_logger()
 
@@ -284,6 +285,9 @@ class Engine:
         reasons = waits.codes() if isinstance(waits, Waits) else Counter[str]()  # no plan has been made yet
         metrics.SUSPECT.set(len(world.suspects.now))
         metrics.AVOIDED.set(len(world.suspects.avoided))
+        metrics.SUSPECT_TIMES.clear()
+        for one in world.suspects.worst(MAX_NODES_TOLD):
+            metrics.SUSPECT_TIMES.labels(one.node).set(one.times)
         metrics.WAIT_REASONS.clear()
         for code, count in reasons.items():
             metrics.WAIT_REASONS.labels(code).set(count)

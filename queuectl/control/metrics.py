@@ -18,6 +18,9 @@ HISTORY = Gauge(
 WAIT_REASONS = Gauge("queuectl_pending_reasons", "Workloads that wait for a reason.", ["reason"])
 SUSPECT = Gauge("queuectl_suspect_nodes", "Nodes on which something bad happened to gangs lately.")
 AVOIDED = Gauge("queuectl_suspect_nodes_avoided", "Those of them onto which no new gang goes.")
+SUSPECT_TIMES = Gauge(
+    "queuectl_suspect_node_times", "How often in a row a node is suspect; at most 100 nodes.", ["node"]
+)
 OFFENCES = Counter("queuectl_node_offences", "What happened to gangs that speaks against their nodes.", ["reason"])
 ADMITTED = Counter("queuectl_admitted_workloads", "Admissions.", ["queue"])
 ENDED = Counter("queuectl_ended_attempts", "Attempts that ended, by reason.", ["reason"])
@@ -41,5 +44,5 @@ def forget() -> None:
     """Drop what only a leader knows, so that no two controllers tell of the same queue."""
     for number in (LEADING, SUSPECT, AVOIDED):
         number.set(0)
-    for gauge in (PENDING, ACTIVE, QUOTA, USAGE, HISTORY, WAIT_REASONS):
+    for gauge in (SUSPECT_TIMES, PENDING, ACTIVE, QUOTA, USAGE, HISTORY, WAIT_REASONS):
         gauge.clear()

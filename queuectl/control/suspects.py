@@ -1,14 +1,14 @@
 """Nodes that are not ready, or suspect: what is known of them, what the ledger has yet to be told, what is new to people."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from queuectl.control.avoided import Avoidance
 from queuectl.core.healing import patience
 from queuectl.core.nominate import clock
-from queuectl.core.suspects import REMEMBERED, avoided, repeated, suspicions
-from queuectl.model.objects import Node
+from queuectl.core.suspects import REMEMBERED, avoided, key, repeats, suspicions
+from queuectl.model.objects import Flavor, Node
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.suspects import Healing, Offence, Suspicion
 
@@ -33,6 +33,7 @@ class Suspects:
         self._healing = healing
         self._unready: dict[str, float] = {}  # node → Unix seconds, since when it is not ready
         self._known: list[Offence] = []
+        self._last: dict[tuple[object, ...], Offence] = {}  # of each key, the new ones among them
         self._new: list[Offence] = []  # that the ledger has not been told
         self._forgiven: dict[str, float] = {}  # node → Unix seconds, as its annotation has it
         self._to_forgive: dict[str, float] = {}  # likewise, that the ledger has not been told
@@ -46,6 +47,7 @@ class Suspects:
     def load(self, offences: Iterable[Offence]) -> None:
         """Take in what the ledger knows."""
         self._known = list(offences)
+        self._last = {key(one): one for one in self._known}
         for node, at in self._forgiven.items():
             self._forgive(node, at)
 
@@ -67,8 +69,9 @@ class Suspects:
     def offend(self, offences: Iterable[Offence]) -> None:
         """Take in what nodes have done; what is known already, or forgiven, is no matter."""
         for one in offences:
-            if one.at > self._forgiven.get(one.node, 0.0) and not repeated(one, (*self._known, *self._new)):
+            if one.at > self._forgiven.get(one.node, 0.0) and not repeats(one, self._last.get(key(one))):
                 self._new.append(one)
+                self._last[key(one)] = one
 
     # What is asked
 
@@ -105,19 +108,24 @@ class Suspects:
         """Unix seconds at which the next suspicion ends."""
         return min((one.until for one in self.now.values()), default=None)
 
-    def judge(self, now: float, flavors: Sequence[Collection[str]]) -> list[News]:
+    def judge(self, now: float, flavors: Callable[[], Sequence[Collection[str]]]) -> list[News]:
         """Find out who is suspect, and who is avoided for it; return what is new. ``flavors``: the nodes of each."""
         self._known = list(_remembered(self._known, now))
+        self._last = {key(one): one for one in (*self._known, *self._new)}
         self._dirty = False
         before, were_avoided = self.now, self.avoided
         self.now = {name: s for name, s in suspicions(self._known, self._healing.first).items() if s.until > now}
-        self.avoided = avoided(self.now, self._known, flavors)
+        self.avoided = avoided(self.now, self._known, flavors()) if self.now else {}
         news = [
             News(name, self.cause(name))
             for name, one in sorted(self.now.items())
             if before.get(name) != one or (name in self.avoided) != (name in were_avoided)
         ]
         return news + [News(name, why(Reason.NODE_TRUSTED)) for name in sorted(before.keys() - self.now.keys())]
+
+    def worst(self, most: int) -> list[Suspicion]:
+        """Return those that have been suspect most often in a row, at most so many."""
+        return sorted(self.now.values(), key=lambda one: (-one.times, one.node))[:most]
 
     def cause(self, node: str) -> Why:
         """Return why a node is suspect."""
@@ -149,9 +157,9 @@ def _remembered(known: Iterable[Offence], now: float) -> Iterable[Offence]:
     return reversed(kept)
 
 
-def nodes_of(flavors: Iterable[Mapping[str, str]], nodes: Mapping[str, Node]) -> list[set[str]]:
-    """Return the nodes of each flavor, which is given by the labels of its nodes."""
+def nodes_of(flavors: Iterable[Flavor], nodes: Mapping[str, Node]) -> list[set[str]]:
+    """Return the nodes of each flavor."""
     return [
-        {name for name, node in nodes.items() if all(node.labels.get(key) == value for key, value in labels.items())}
-        for labels in flavors
+        {name for name, node in nodes.items() if all(node.labels.get(k) == value for k, value in flavor.node_labels)}
+        for flavor in flavors
     ]

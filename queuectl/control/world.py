@@ -172,8 +172,7 @@ class World:
 
     def judge_suspects(self, now: float) -> list[News]:
         """Find out which nodes are avoided for what they have done; return what is new of them."""
-        flavors = nodes_of((dict(flavor.node_labels) for flavor in self.flavors.values()), self._nodes)
-        news = self.suspects.judge(now, flavors)
+        news = self.suspects.judge(now, lambda: nodes_of(self.flavors.values(), self._nodes))
         self.avoid(SOURCE, self.suspects.avoidances())
         return news
 

@@ -54,14 +54,14 @@ def offences(view: View, move: Move | None, cause: Why | None) -> list[Offence]:
     return [_offence(view, node, because) for node, because in sorted(found.items())]
 
 
-def repeated(offence: Offence, known: Iterable[Offence]) -> bool:
-    """Tell whether an offence is one that is known, seen again."""
-    return any(
-        (one.node, one.uid, one.attempt, one.why.reason)
-        == (offence.node, offence.uid, offence.attempt, offence.why.reason)
-        and abs(offence.at - one.at) < TOGETHER
-        for one in known
-    )
+def repeats(offence: Offence, before: Offence | None) -> bool:
+    """Tell whether an offence is the one before it, of the same key, seen again."""
+    return before is not None and abs(offence.at - before.at) < TOGETHER
+
+
+def key(offence: Offence) -> tuple[object, ...]:
+    """Return what tells offences apart, but for their time."""
+    return offence.node, offence.uid, offence.attempt, offence.why.reason
 
 
 def suspicions(known: Iterable[Offence], first: float) -> dict[str, Suspicion]:

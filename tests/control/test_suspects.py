@@ -62,7 +62,10 @@ def test_a_node_that_is_cordoned_has_done_nothing() -> None:
 # What is known of nodes
 
 NODE = Node("n-1", unready_since=50.0, ready=False)
-FLAVORS = [{f"n-{i}" for i in range(9)}]
+
+
+def flavors() -> list[set[str]]:
+    return [{f"n-{i}" for i in range(9)}]
 
 
 def known(*offences: Offence, first: float = 600.0) -> Suspects:
@@ -76,10 +79,10 @@ def test_an_offence_is_told_once_and_so_is_its_end() -> None:
     suspects = known(Offence("n-1", 10.0, GONE, "gang", 1))
     suspects.offend([Offence("n-1", 11.0, GONE, "gang", 1)])  # the same, seen again
     assert suspects.take() == ([], {})
-    [news] = suspects.judge(12.0, FLAVORS)
+    [news] = suspects.judge(12.0, flavors)
     assert str(news.why) == "No new gang goes onto it until 00:10:10 UTC, offence 1 in a row: Node n-1 is gone."
     assert (suspects.due(609.9), suspects.due(610.0)) == (False, True)
-    [news] = suspects.judge(610.0, FLAVORS)
+    [news] = suspects.judge(610.0, flavors)
     assert news.why.reason is Reason.NODE_TRUSTED
     assert suspects.avoidances() == {}
     assert not suspects.due(1e9)
@@ -87,26 +90,26 @@ def test_an_offence_is_told_once_and_so_is_its_end() -> None:
 
 def test_a_node_above_the_bound_is_told_and_not_avoided() -> None:
     suspects = known(*(Offence(f"n-{i}", 10.0 + i, GONE, "gang", 1) for i in range(2)))
-    told = [(news.node, news.why.reason) for news in suspects.judge(12.0, FLAVORS)]
+    told = [(news.node, news.why.reason) for news in suspects.judge(12.0, flavors)]
     assert told == [("n-0", Reason.NODE_SUSPECT), ("n-1", Reason.NODE_SUSPECT_ONLY)]
     assert set(suspects.avoidances()) == {"n-0"}
 
 
 def test_without_time_nobody_is_avoided() -> None:
-    assert known(Offence("n-1", 10.0, GONE, "gang", 1), first=0).judge(10.0, FLAVORS) == []
+    assert known(Offence("n-1", 10.0, GONE, "gang", 1), first=0).judge(10.0, flavors) == []
 
 
 def test_who_is_forgiven_is_trusted_at_once_and_earlier_offences_count_no_more() -> None:
     suspects = known(Offence("n-1", 10.0, GONE, "gang", 1))
-    suspects.judge(12.0, FLAVORS)
+    suspects.judge(12.0, flavors)
     suspects.on_node("n-1", replace(NODE, forgiven_at=20.0))
     assert suspects.take() == ([], {"n-1": 20.0})
-    assert [news.why.reason for news in suspects.judge(20.0, FLAVORS)] == [Reason.NODE_TRUSTED]
+    assert [news.why.reason for news in suspects.judge(20.0, flavors)] == [Reason.NODE_TRUSTED]
     suspects.offend([Offence("n-1", 19.0, GONE, "other", 1), Offence("n-1", 21.0, GONE, "gang", 2)])
     new, forgiven = suspects.take()
     assert ([one.at for one in new], forgiven) == ([21.0], {})
     suspects.keep(new)
-    suspects.judge(21.0, FLAVORS)
+    suspects.judge(21.0, flavors)
     assert suspects.now["n-1"].times == 1
 
 
@@ -114,7 +117,7 @@ def test_also_when_it_was_forgiven_before_the_ledger_was_read() -> None:
     suspects = known()
     suspects.on_node("n-1", replace(NODE, forgiven_at=20.0))
     suspects.load([Offence("n-1", 10.0, GONE, "gang", 1)])
-    assert suspects.judge(21.0, FLAVORS) == []
+    assert suspects.judge(21.0, flavors) == []
     assert suspects.take() == ([], {"n-1": 20.0})
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queuectl.core.suspects import DAY, avoided, most, repeated, suspicions
+from queuectl.core.suspects import DAY, TOGETHER, avoided, key, most, repeats, suspicions
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.suspects import Offence, Suspicion
 
@@ -75,10 +75,13 @@ def test_what_speaks_against_a_node(known: list[Offence], *, suspect: bool) -> N
 
 
 def test_the_same_seen_again_is_known_by_node_attempt_and_reason() -> None:
-    known = [offence(0)]
-    assert repeated(offence(30), known)  # by the next controller, before the attempt has ended
+    # By the next controller, before the attempt has ended.
+    assert key(offence(30)) == key(offence(0))
+    assert repeats(offence(30), offence(0))
+    assert not repeats(offence(TOGETHER), offence(0))
+    assert not repeats(offence(30), None)
     for other in (offence(30, attempt=2), offence(30, uid="other"), offence(30, node="m"), offence(30, EVICTED)):
-        assert not repeated(other, known)
+        assert key(other) != key(offence(0))
 
 
 @pytest.mark.parametrize(("nodes", "limit"), [(0, 0), (1, 0), (2, 1), (3, 1), (19, 1), (20, 2), (1000, 100)])
