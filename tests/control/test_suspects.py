@@ -42,6 +42,18 @@ def test_a_job_that_waits_is_told_which_nodes_are_avoided_and_until_when() -> No
     assert told.why.endswith("1 node that it could use is avoided: n-1 (until 00:10:10 UTC, Node n-1 is gone).")
 
 
+def test_a_gang_that_needs_the_node_waits_for_it_and_is_not_told_that_it_can_never_start() -> None:
+    nodes = [{"name": "n", "count": 2, "gpus": 1}]
+    told = clock(*LOST, nodes=nodes).states()["gang"]
+    assert told.code == "WaitingForNodes"
+    assert [
+        entry.at for entry in clock(*LOST, nodes=nodes, until=1000).result.of("Running") if entry.job == "gang"
+    ] == [
+        0.0,
+        610.0,
+    ]
+
+
 def test_it_starts_there_in_the_moment_in_which_the_node_is_trusted_again() -> None:
     ran = clock(*LOST, until=1000)
     assert [entry.at for entry in ran.result.of("Running") if entry.job == "later"] == [610.0]
