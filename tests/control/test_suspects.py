@@ -43,15 +43,12 @@ def test_a_job_that_waits_is_told_which_nodes_are_avoided_and_until_when() -> No
 
 
 def test_a_gang_that_needs_the_node_waits_for_it_and_is_not_told_that_it_can_never_start() -> None:
-    nodes = [{"name": "n", "count": 2, "gpus": 1}]
-    told = clock(*LOST, nodes=nodes).states()["gang"]
-    assert told.code == "WaitingForNodes"
-    assert [
-        entry.at for entry in clock(*LOST, nodes=nodes, until=1000).result.of("Running") if entry.job == "gang"
-    ] == [
-        0.0,
-        610.0,
-    ]
+    alone: dict[str, Any] = {
+        "nodes": [{"name": "n", "count": 2, "gpus": 1}],
+        "jobs": [{"name": "gang", "queue": "q", "pods": 2, "gpus": 1}],
+    }
+    assert clock(*LOST, **alone).states()["gang"].code == "WaitingForNodes"
+    assert [entry.at for entry in clock(*LOST, until=1000, **alone).result.of("Running")] == [0.0, 610.0]
 
 
 def test_it_starts_there_in_the_moment_in_which_the_node_is_trusted_again() -> None:
