@@ -17,6 +17,7 @@ from queuectl.kube.client import MERGE_PATCH, KubeClient
 from queuectl.kube.names import SUSPECT, pods_path
 from queuectl.local import controlplane
 from queuectl.local.agent.command import mounts_work
+from queuectl.local.agent.node import PRETENDED
 from queuectl.local.controlplane import Running
 from queuectl.local.nodes import node_manifest
 from queuectl.local.prepare import create_nodes, nodes_are_ready, prepare
@@ -133,12 +134,12 @@ async def test_a_gang_leaves_a_silent_node_and_what_may_still_run_there_keeps_it
     controller.start()
     agent = await real("silent")
     [silent] = agent.nodes
-    first = (await stage.nodes(1, gpus=4))[0]
+    first = (await stage.nodes(1, gpus=4, gpu_product=PRETENDED))[0]
     await stage.queue(16)
     await stage.create(gang(stage, "gang", 2))
     await stage.until_phase("gang", "Running")
     assert await nodes_of(stage, "gang", 1) == {silent, first}
-    await stage.nodes(2, gpus=4, first=1)
+    await stage.nodes(2, gpus=4, gpu_product=PRETENDED, first=1)
 
     agent.send(signal.SIGSTOP)
     await stage.until_job("gang", lambda s: s.get("attempt") == 2 and s["phase"] == "Running", "runs again")
