@@ -31,7 +31,7 @@ class Suspects:
     def __init__(self, healing: Healing) -> None:
         """Start with none."""
         self._healing = healing
-        self._unready: dict[str, float] = {}  # node → Unix seconds, since when it is not ready
+        self.unready: dict[str, float] = {}  # node → Unix seconds, since when it is not ready
         self._known: list[Offence] = []
         self._last: dict[tuple[object, ...], Offence] = {}  # of each key, the new ones among them
         self._new: list[Offence] = []  # that the ledger has not been told
@@ -54,9 +54,9 @@ class Suspects:
     def on_node(self, name: str, node: Node | None) -> None:
         """Take in a changed node."""
         self.told.pop(name, None)
-        self._unready.pop(name, None)
+        self.unready.pop(name, None)
         if node is not None and node.unready_since is not None:
-            self._unready[name] = node.unready_since
+            self.unready[name] = node.unready_since
         if node is None:
             self._forgiven.pop(name, None)
             return
@@ -77,16 +77,11 @@ class Suspects:
 
     def unready_of(self, nodes: Iterable[str]) -> dict[str, float]:
         """Return which of the nodes are not ready, and since when (Unix seconds)."""
-        return {node: self._unready[node] for node in nodes if node in self._unready} if self._unready else {}
+        return {node: self.unready[node] for node in nodes if node in self.unready} if self.unready else {}
 
     def patience(self, nodes: int) -> float:
         """Return the seconds that gangs stay on a node that is not ready. ``nodes``: how many there are."""
-        return patience(self._healing, len(self._unready), nodes)
-
-    def silent(self, now: float, nodes: int) -> list[str]:
-        """Return the nodes that have not been ready for longer than that."""
-        limit = self.patience(nodes)
-        return [node for node, since in self._unready.items() if since + limit <= now]
+        return patience(self._healing, len(self.unready), nodes)
 
     def take(self) -> tuple[list[Offence], dict[str, float]]:
         """Return what the ledger is to be told: offences, and nodes that were forgiven with the time until which."""

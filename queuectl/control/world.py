@@ -19,7 +19,7 @@ from queuectl.core.checkpoint import Reports, answered, saved
 from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
-from queuectl.core.healing import is_stuck
+from queuectl.core.healing import stuck_from
 from queuectl.core.lifecycle import BackOff, Loss, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
 from queuectl.core.moves import kept_for
@@ -644,9 +644,8 @@ class World:
         if attempt is None:
             return None
         pods = self._pods_of(attempt)
-        stuck = frozenset(
-            key for key, pod in pods.items() if attempt.state is AttemptState.ENDING and self._is_stuck(pod, now)
-        )
+        ending = attempt.state is AttemptState.ENDING
+        stuck = frozenset(key for key, pod in pods.items() if ending and self._stuck_from(pod) <= now)
         return View(
             workload=self.workloads[uid],
             attempt=attempt,
@@ -688,13 +687,21 @@ class World:
             at = deadline(attempt, job) if job else None
             if at is not None and at <= now:
                 result.add(uid)
-        for node in self.suspects.silent(now, len(self._nodes)):
-            result |= self._on_node.get(node, set())
-        return result
+        return result.union(*(uids for at, uids in self.given_up() if at <= now))
 
-    def _is_stuck(self, pod: Pod, now: float) -> bool:
+    def _stuck_from(self, pod: Pod) -> float:
         node = self._nodes.get(pod.node)
-        return is_stuck(pod, now, unreachable=node is None or not node.ready)
+        return stuck_from(pod, unreachable=node is None or not node.ready)
+
+    def given_up(self) -> Iterator[tuple[float, set[str]]]:
+        """Yield times (Unix seconds) at which nobody waits for a node or pod any longer, and the workloads concerned."""
+        patience = self.suspects.patience(len(self._nodes))
+        for node, since in self.suspects.unready.items():
+            yield since + patience, self._on_node.get(node, set())
+        for uid, attempt in self.attempts.items():
+            if attempt.state is AttemptState.ENDING:
+                for pod in self.pods.get((uid, attempt.number), {}).values():
+                    yield self._stuck_from(pod), {uid}
 
     def waits_in_vain(self, uid: str) -> bool:
         """Tell whether the workload waits although its job is deleted."""

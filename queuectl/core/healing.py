@@ -19,7 +19,9 @@ def patience(healing: Healing, unready: int, nodes: int) -> float:
     return inf if unready > 2 and 100 * unready >= 55 * nodes else healing.not_ready  # noqa: PLR2004
 
 
-def is_stuck(pod: Pod, now: float, *, unreachable: bool) -> bool:
-    """Tell whether nobody waits any longer for a pod that was told to go. ``unreachable``: its node is not ready, or gone."""
-    patience = STUCK_SECONDS if unreachable else STUCK_ON_READY_SECONDS
-    return pod.stops_by is not None and now >= pod.stops_by + patience
+def stuck_from(pod: Pod, *, unreachable: bool) -> float:
+    """Return the Unix seconds from which on nobody waits any longer for a pod that was told to go, inf if it was not.
+
+    ``unreachable``: its node is not ready, or gone.
+    """
+    return inf if pod.stops_by is None else pod.stops_by + (STUCK_SECONDS if unreachable else STUCK_ON_READY_SECONDS)

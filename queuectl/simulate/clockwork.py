@@ -4,6 +4,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from queuectl.control import status, turn
 from queuectl.control.world import World
@@ -259,7 +260,7 @@ class Clockwork:
             case AttemptState.CHECKPOINTING | AttemptState.ENDING if move.end is not None:
                 self._log(move.uid, leaves, move.end.told(before.end))
             case AttemptState.ENDED:
-                self.accounts.end(before)
+                self.accounts.end(before, move.left)
                 for part in before.parts if before.holds else ():
                     self._has_held(before, part)
                 self._log_end(move.uid, before.end)
@@ -381,6 +382,7 @@ class Clockwork:
             at = deadline(attempt, job) if job else None
             if at is not None:
                 times.append(at)
+        times += [at for at, _ in self.world.given_up() if self.now < at < inf]
         return min(times, default=None)
 
     def _submit(self, form: JobForm, name: str) -> None:
@@ -396,7 +398,7 @@ class Clockwork:
         elif event.defrag is not None:
             done = self._defrag(event.defrag)
         else:
-            done = self.cluster.happen(event)
+            done = self.cluster.happen(event, self.now)
         told = event.model_dump(by_alias=True, exclude_none=True, exclude={"at"}, mode="json")
         [(verb, value)] = told.items()
         if isinstance(value, dict):

@@ -231,6 +231,7 @@ class EventForm(Part):
     defrag: StrictStr | None = None
     node_down: StrictStr | None = None
     node_up: StrictStr | None = None
+    node_silent: StrictStr | None = None
     cordon: StrictStr | None = None
     uncordon: StrictStr | None = None
     set_quota: QuotaEdit | None = None
@@ -376,7 +377,7 @@ class Scenario(Part):
         return [*(flavor.manifest() for flavor in self.flavors), *(queue.manifest() for queue in self.queues)]
 
 
-_OF_NODES = {"node_down", "node_up", "cordon", "uncordon"}
+_OF_NODES = {"node_down", "node_up", "node_silent", "cordon", "uncordon"}
 
 
 def edited(queue: QueueForm, edit: QuotaEdit) -> QueueForm:

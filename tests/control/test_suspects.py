@@ -130,10 +130,9 @@ def test_also_when_it_was_forgiven_before_the_ledger_was_read() -> None:
     assert suspects.take() == ([], {"n-1": 20.0})
 
 
-def test_which_nodes_are_silent() -> None:
+def test_which_nodes_are_not_ready() -> None:
     suspects = known()
     suspects.on_node("n-1", NODE)
     assert suspects.unready_of(["n-0", "n-1"]) == {"n-1": 50.0}
-    assert (suspects.silent(79.0, 9), suspects.silent(80.0, 9)) == ([], ["n-1"])
     suspects.on_node("n-1", replace(NODE, ready=True, unready_since=None))
-    assert suspects.silent(1e9, 9) == []
+    assert suspects.unready == {}
