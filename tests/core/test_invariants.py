@@ -31,7 +31,7 @@ from queuectl.model.objects import ANYWHERE, Place, QueueOrder
 from queuectl.model.plan import Placement, Portion, Repair
 from queuectl.model.policy import OverQuota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason
-from queuectl.model.resources import is_device
+from queuectl.model.resources import is_device, is_unannounced
 from queuectl.simulate.clockwork import EVICTED, Clockwork
 from queuectl.simulate.cluster import _key
 from queuectl.simulate.form import GPU, ROLE, EventForm, JobForm, QuotaEdit, read
@@ -456,7 +456,12 @@ class ClusterMachine(RuleBasedStateMachine):
             clock.settle()
         self.wait(wait)
 
-    @rule(number=st.integers(0, 5), verb=st.sampled_from(["nodeDown", "nodeUp", "nodeUp", "cordon", "uncordon"]))
+    @rule(
+        number=st.integers(0, 5),
+        verb=st.sampled_from(
+            ["nodeDown", "nodeSilent", "nodeSilent", "nodeUp", "nodeUp", "nodeUp", "cordon", "uncordon"]
+        ),
+    )
     def to_a_node(self, number: int, verb: str) -> None:
         self.happens(verb, self.nodes[number % len(self.nodes)])
 
@@ -527,6 +532,18 @@ class ClusterMachine(RuleBasedStateMachine):
             self.before[queue] = used
 
     @invariant()
+    def no_node_runs_more_than_it_has(self) -> None:
+        """Pods on silent nodes among it, whose attempts may be over."""
+        if not hasattr(self, "clock"):
+            return
+        runs: Counter[tuple[str, str]] = Counter()
+        for pod in self.clock.cluster._pods.values():
+            if pod.node and not pod.ended:
+                runs.update({(pod.node, name): amount for name, amount in pod.requests})
+        for (node, name), amount in runs.items():
+            assert is_unannounced(name) or amount <= self.clock.cluster._known[node].allocatable[name], (node, name)
+
+    @invariant()
     def what_is_counted_in_memory_is_what_is_held(self) -> None:
         if not hasattr(self, "clock"):
             return
@@ -563,6 +580,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for node in self.nodes:
             self.happens("nodeUp", node)
             self.happens("uncordon", node)
+            clock.world.suspects.on_node(node, replace(clock.world._nodes[node], forgiven_at=clock.now))
         for queue in QUEUES:
             self.happens("setStopPolicy", {"queue": queue, "stopPolicy": "None"})
         for number in range(self.submitted):
