@@ -456,6 +456,26 @@ class ClusterMachine(RuleBasedStateMachine):
             clock.settle()
         self.wait(wait)
 
+    @precondition(lambda self: self.submitted < MOST_JOBS)
+    @rule(
+        job=jobs("j", ends=True),
+        index=st.integers(0, 6),
+        others=st.lists(jobs("j"), max_size=2),
+        replaces=st.booleans(),
+    )
+    def fall_silent(self, job: dict[str, Any], index: int, others: list[dict[str, Any]], replaces: bool) -> None:  # noqa: FBT001
+        """Have a node of a gang fall silent until nobody waits for its pods, while others come."""
+        self.submit({**job, "replaceLostPods": replaces, "startSeconds": 0})
+        attempt = self.clock.world.attempts.get(f"j{self.submitted - 1}")
+        if attempt is None:
+            return
+        self.happens("nodeSilent", attempt.placements[index % len(attempt.placements)].node)
+        for other in others:
+            self.clock._submit(JobForm.model_validate({**other, "name": f"j{self.submitted}"}), f"j{self.submitted}")
+            self.submitted += 1
+        self.wait(60)
+        self.wait(60)
+
     @rule(
         number=st.integers(0, 5),
         verb=st.sampled_from(
