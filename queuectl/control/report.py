@@ -294,11 +294,7 @@ class Reporter:
         """Keep on nodes why they are suspect, as a condition of theirs."""
         while True:
             await asyncio.sleep(QUEUE_SECONDS)
-            suspects, there = self._world.suspects, self._world.fleet.node_names()
-            for node in sorted((suspects.told.keys() | suspects.now.keys()) & set(there)):
-                cause = str(suspects.cause(node)) if node in suspects.now else ""
-                if suspects.told.get(node, "") == cause[:1024]:
-                    continue
+            for node, cause in self._world.suspects.untold().items():
                 try:
                     await self._writer.tell_suspect(node, cause)
                 except (ApiError, ApiUnreachableError) as error:

@@ -12,6 +12,7 @@ from queuectl.model.objects import Flavor, Node
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.suspects import Healing, Offence, Suspicion
 
+MAX_TOLD = 1024  # characters of a condition's message
 MAX_KNOWN = 1000  # failures of pods, and other offences; the oldest are forgotten first
 
 SOURCE = "suspects"  # as a node's avoidance has it
@@ -40,7 +41,8 @@ class Suspects:
         self._dirty = True
         self.now: dict[str, Suspicion] = {}  # those in force
         self.avoided: dict[str, Suspicion] = {}  # those of them because of which a node is avoided
-        self.told: dict[str, str] = {}  # node → why it is suspect, as it stands in the API server
+        self._there: set[str] = set()  # nodes
+        self._told: dict[str, str] = {}  # node → why it is suspect, as it stands in the API server
 
     # What others tell
 
@@ -53,15 +55,17 @@ class Suspects:
 
     def on_node(self, name: str, node: Node | None) -> None:
         """Take in a changed node."""
-        self.told.pop(name, None)
+        self._told.pop(name, None)
+        self._there.discard(name)
         self.unready.pop(name, None)
         if node is not None and node.unready_since is not None:
             self.unready[name] = node.unready_since
         if node is None:
             self._forgiven.pop(name, None)
             return
+        self._there.add(name)
         if node.suspect:
-            self.told[name] = node.suspect
+            self._told[name] = node.suspect
         if node.forgiven_at > self._forgiven.get(name, 0.0):
             self._forgiven[name] = node.forgiven_at
             self._forgive(name, node.forgiven_at)
@@ -128,6 +132,12 @@ class Suspects:
         if node in self.avoided:
             return why(Reason.NODE_SUSPECT, until=clock(one.until), times=one.times, cause=one.why)
         return why(Reason.NODE_SUSPECT_ONLY, times=one.times, cause=one.why)
+
+    def untold(self) -> dict[str, str]:
+        """Return the nodes of which the API server does not say why they are suspect, with why; empty: they are not."""
+        wanted = {name: str(self.cause(name))[:MAX_TOLD] for name in self.now if name in self._there}
+        nodes = sorted(wanted.keys() | self._told.keys())
+        return {name: cause for name in nodes if (cause := wanted.get(name, "")) != self._told.get(name, "")}
 
     def avoidances(self) -> dict[str, Avoidance]:
         """Return the nodes that are avoided, with why."""

@@ -138,7 +138,7 @@ class Writer:
             "type": SUSPECT,
             "status": "True" if cause else "False",
             "reason": "Offence" if cause else "Trusted",
-            "message": cause[:1024],
+            "message": cause,
             "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         body = {"status": {"conditions": [condition]}}

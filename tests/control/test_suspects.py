@@ -136,3 +136,17 @@ def test_which_nodes_are_not_ready() -> None:
     assert suspects.unready_of(["n-0", "n-1"]) == {"n-1": 50.0}
     suspects.on_node("n-1", replace(NODE, ready=True, unready_since=None))
     assert suspects.unready == {}
+
+
+def test_a_node_bears_why_it_is_suspect_for_as_long_as_it_is() -> None:
+    suspects = known(Offence("n-1", 10.0, GONE, "gang", 1), Offence("gone", 10.0, GONE, "gang", 1))
+    suspects.on_node("n-1", NODE)
+    suspects.judge(12.0, flavors)
+    [(node, cause)] = suspects.untold().items()
+    assert (node, cause.split(",")[0]) == ("n-1", "No new gang goes onto it until 00:10:10 UTC")
+    suspects.on_node("n-1", replace(NODE, suspect=cause))
+    assert suspects.untold() == {}
+    suspects.judge(610.0, flavors)
+    assert suspects.untold() == {"n-1": ""}
+    suspects.on_node("n-1", NODE)
+    assert suspects.untold() == {}
