@@ -51,6 +51,7 @@ def offences(view: View, move: Move | None, cause: Why | None) -> list[Offence]:
     elif cause.reason in failures:
         failed = (pod for pod in pods if pod.node and pod.phase == "Failed" and not pod.disrupted)
         found = {pod.node: why(Reason.POD_FAILED, pod=pod.name, code=pod.exit_code) for pod in failed}
+        found = dict(sorted(found.items())[:2])  # two tell as well as all that it is the job's own doing
     return [_offence(view, node, because) for node, because in sorted(found.items())]
 
 

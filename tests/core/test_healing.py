@@ -183,13 +183,13 @@ def test_a_start_in_which_only_one_nodes_pods_got_not_ready(late: dict[int, dict
 
 
 @pytest.mark.parametrize("failures", [0, 9])
-def test_each_pod_that_failed(failures: int) -> None:
+def test_pods_that_failed_of_many_as_many_as_tell_that_it_is_no_nodes_fault(failures: int) -> None:
     failed = {"phase": "Failed", "ready": False, "exit_code": 3}
-    one = view(pods={1: failed, 2: failed})
+    one = view(pods={0: failed, 1: failed, 2: failed})
     one = replace(one, workload=replace(WORKLOAD, failures=failures))
     assert [(each.node, str(each.why)) for each in blamed(one)] == [
+        ("n0", "Pod g-worker-0 failed with exit code 3."),
         ("n1", "Pod g-worker-1 failed with exit code 3."),
-        ("n2", "Pod g-worker-2 failed with exit code 3."),
     ]
 
 
