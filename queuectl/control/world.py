@@ -6,7 +6,7 @@ what has changed since the last look, so that a cycle costs what changed and not
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from queuectl.control.avoided import Avoidance, Avoided
@@ -165,7 +165,7 @@ class World:
             if name in self._nodes:
                 self._judge_node(name)
 
-    def offend(self, offences: Iterable[Offence]) -> None:
+    def offend(self, offences: Collection[Offence]) -> None:
         """Take in what nodes have done; of one that is cordoned somebody knows already."""
         cordoned = {name for one in offences if (node := self._nodes.get(name := one.node)) and node.unschedulable}
         self.suspects.offend(one for one in offences if one.node not in cordoned)
@@ -644,8 +644,8 @@ class World:
         if attempt is None:
             return None
         pods = self._pods_of(attempt)
-        ending = attempt.state is AttemptState.ENDING
-        stuck = frozenset(key for key, pod in pods.items() if ending and self._stuck_from(pod) <= now)
+        told = pods.items() if attempt.state is AttemptState.ENDING else ()
+        stuck = frozenset(key for key, pod in told if self._stuck_from(pod) <= now)
         return View(
             workload=self.workloads[uid],
             attempt=attempt,
