@@ -50,7 +50,7 @@ class View:
     irreparable: bool = False  # whether there is no place for the pods that it has lost
     reports: Mapping[PodKey, Report] = field(default_factory=dict)  # what its pods say that they have saved
     leave: Why | None = None  # why it has to leave a node of its own; None: it has not
-    unready: Mapping[str, float] = field(default_factory=dict)  # nodes of its own → Unix seconds, since when
+    unready: Mapping[str, float] = field(default_factory=dict)  # its nodes not ready → Unix seconds since
     not_ready_seconds: float = 30.0  # after which nobody waits for such a node any longer
     stuck: frozenset[PodKey] = frozenset()  # pods that were told to go, and nobody waits for any longer
 
