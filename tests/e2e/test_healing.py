@@ -94,7 +94,7 @@ async def until_condition(stage: Stage, node: str, kind: str, *statuses: str) ->
         found = await condition(stage, node, kind)
         return found if found["status"] in statuses else None
 
-    return str((await eventually(look, f"condition {kind} of {node} is {statuses}"))["message"])
+    return str((await eventually(look, f"condition {kind} of {node} is {statuses}")).get("message", ""))
 
 
 async def until_told(stage: Stage, node: str, reason: str) -> str:
