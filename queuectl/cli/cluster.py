@@ -23,7 +23,7 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", show_default=
 _QUEUE_COLUMNS = ("NAME", "PARENT", "ORDER", "PENDING", "RUNNING", "READY")
 _QUOTA_COLUMNS = ("FLAVOR", "RESOURCE", "USED", "TOTAL", "NOMINAL")
 _NODE_COLUMNS = ("NAME", "STATE", "FLAVOR", "RESOURCE", "GPUS", "HELD", "OTHERS", "FREE")
-_LABEL_COLUMNS = ("MODEL", "UNIT", "DRIVER", "PROBLEMS")  # what labels tell, and what can't be right
+_LABEL_COLUMNS = ("MODEL", "UNIT", "DRIVER", "PROBLEMS", "SUSPECT")  # what labels tell, what can't be right, offences
 _PAUSE = 0.2  # seconds in which changes of nodes and pods are gathered
 
 
@@ -134,12 +134,13 @@ class NodeView:
     model: str
     driver: str
     problems: tuple[str, ...]
+    suspect: str = ""  # what happened to gangs there, and until when it gets no new ones
 
     def rows(self, *, wide: bool = False) -> list[list[object]]:
         """Return a row for each kind of GPU; one for a node that has none."""
         head = [self.name, self.state, ",".join(self.flavors)]
         gpus = self.gpus or (Gpus("", 0, 0, 0, 0),)
-        more = [[self.model, g.unit, self.driver, "; ".join(self.problems)] if wide else [] for g in gpus]
+        more = [[self.model, g.unit, self.driver, "; ".join(self.problems), self.suspect] if wide else [] for g in gpus]
         return [[*head, g.resource, g.total, g.held, g.others, g.free, *m] for g, m in zip(gpus, more, strict=True)]
 
 
@@ -249,12 +250,15 @@ def views(
             if unit:
                 held, others = used.get((node.name, resource, True), 0), used.get((node.name, resource, False), 0)
                 gpus.append(Gpus(resource, total, held, others, max(0, total - held - others), unit))
-        state = ("Ready" if node.ready else "NotReady") + (",Cordoned" if node.unschedulable else "")
+        state = "Ready" if node.ready else "NotReady"
+        state += (",Cordoned" if node.unschedulable else "") + (",Suspect" if node.suspect else "")
         wrong = problems(node.labels, node.allocatable, [Claim(f.name, f.gpu_model, f.gpus) for f in mine])
         names = tuple(f.name for f in mine)
         wrong += named.problems
         kind = node.gpus if node.gpus.model else named.gpus
-        result.append(NodeView(node.name, state, names, tuple(gpus), kind.model, kind.driver, tuple(wrong)))
+        result.append(
+            NodeView(node.name, state, names, tuple(gpus), kind.model, kind.driver, tuple(wrong), node.suspect)
+        )
     return result
 
 

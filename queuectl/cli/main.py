@@ -8,6 +8,7 @@ import typer
 from queuectl.cli import change, checkpoint, cluster, controller, jobs, local, maintenance, quota
 from queuectl.cli.defrag import defrag
 from queuectl.cli.errors import report
+from queuectl.cli.forgive import forgive
 from queuectl.cli.options import text
 from queuectl.cli.simulate import simulate
 from queuectl.cli.submit import submit
@@ -122,9 +123,18 @@ app.command(
         "queuectl nodes",
         "queuectl nodes -o json",
         "queuectl nodes -w",
-        more="Counted are pods that are bound to the node and have not ended.",
+        more="Counted are pods that are bound to the node and have not ended. A Suspect node is one on which something bad"
+        " happened to gangs; -o wide tells what, and until when no new gang goes onto it.",
     ),
 )(cluster.nodes)
+app.command(
+    short_help="Trust suspect nodes again.",
+    help=text(
+        "Forget what has happened to gangs on nodes until now, so that new ones go onto them again.",
+        "queuectl forgive node-3",
+        more="It is written on the node, as the annotation queuectl.dev/forgiven, so it needs the right to patch nodes.",
+    ),
+)(forgive)
 app.command(
     short_help="Propose moves of running jobs that let waiting ones start.",
     help=text(

@@ -1,6 +1,6 @@
 """Devices that claims can name: which ones nodes have, and whose they are beside the attempts that hold them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from queuectl.core.fleet import Fleet
 from queuectl.model.devices import DeviceClaim, Inventory, Slice, inventory
 from queuectl.model.lifecycle import Attempt, AttemptState
 from queuectl.model.objects import Flavor, Node
+from queuectl.model.plan import PodKey
 from queuectl.model.resources import is_device, total
 
 MAX_NAMES = 1024  # of devices, over all nodes; like nodes have the same. Each is a column of the fleet.
@@ -103,10 +104,10 @@ class Devices:
         """Return by name what selects each device of a node: an attribute and its value."""
         return self._found.get(node, Inventory()).identities
 
-    def allocated(self, attempt: Attempt) -> bool:
-        """Tell whether claims of pods that an attempt gives up still have devices."""
+    def allocated(self, attempt: Attempt, besides: Collection[PodKey] = ()) -> bool:
+        """Tell whether claims of pods that an attempt gives up still have devices, ``besides`` those pods."""
         mine = [self._claims[uid] for uid in self._of.get((attempt.uid, attempt.number), ())]
-        return any(claim.devices for claim in _given_up(attempt, mine))
+        return any(claim.devices for claim in _given_up(attempt, mine) if (claim.role, claim.index) not in besides)
 
     def orphans(self, attempts: Mapping[str, Attempt]) -> list[DeviceClaim]:
         """Return claims of ours that nobody needs any more. ``attempts``: the active ones, by workload."""

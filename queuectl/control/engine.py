@@ -31,6 +31,7 @@ from queuectl.store.ledger import Ledger
 PACE_SECONDS = 0.05  # between two rounds at least, so that one transaction takes the moves of many gangs
 SWEEP_SECONDS = 1.0  # between two looks at what no event tells of
 LOOK_AT_ALL_SECONDS = 30.0  # between two looks at everything
+MAX_NODES_TOLD = 100  # in metrics, of suspect ones
 
 log = structlog.get_logger()
 
@@ -136,11 +137,27 @@ class Engine:
     async def _move_on(self, now: float) -> None:
         reported, self._reported = self._reported, {}
         moves, leaving = turn.due(self._world, reported, now)
+        await self._suspect(now)
         await self._make(moves, now)
         if leaving:
             await self._ledger.retire(self._epoch, leaving, now=now)
             for uid in leaving:
                 self._world.forget(uid)
+
+    async def _suspect(self, now: float) -> None:
+        """Take in what nodes have done, before the moves are made that come of it, and tell who is suspect."""
+        suspects = self._world.suspects
+        offences, forgiven = suspects.take()
+        await self._ledger.offend(self._epoch, offences, forgiven)
+        suspects.keep(offences)
+        for one in offences:
+            metrics.OFFENCES.labels(one.why.code).inc()
+        if not suspects.due(now):
+            return
+        for news in self._world.judge_suspects(now):
+            trusted = news.why.reason is Reason.NODE_TRUSTED
+            log.info("node trusted" if trusted else "node suspect", node=news.node, why=str(news.why))
+            self._reporter.node_event(news.node, news.why, warning=not trusted)
 
     async def _make(self, moves: Sequence[Move], now: float) -> None:
         if not moves:
@@ -271,6 +288,11 @@ class Engine:
                 gauge.labels(name).set(counts[name])
         waits = world.plan.waits
         reasons = waits.codes() if isinstance(waits, Waits) else Counter[str]()  # no plan has been made yet
+        metrics.SUSPECT.set(len(world.suspects.now))
+        metrics.AVOIDED.set(len(world.suspects.avoided))
+        metrics.SUSPECT_TIMES.clear()
+        for one in world.suspects.worst(MAX_NODES_TOLD):
+            metrics.SUSPECT_TIMES.labels(one.node).set(one.times)
         metrics.WAIT_REASONS.clear()
         for code, count in reasons.items():
             metrics.WAIT_REASONS.labels(code).set(count)

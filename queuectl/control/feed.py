@@ -115,6 +115,8 @@ async def load(world: World, ledger: Ledger) -> None:
     for queue, averages in loaded.past.items():
         world.history.recall(queue, averages, now)
     world.load(loaded.workloads, loaded.attempts, loaded.max_seq)
+    world.suspects.load(loaded.offences)
+    world.judge_suspects(now)  # what comes of it was told when it was new
 
 
 async def look(client: KubeClient, ledger: Ledger, policy: Policy) -> World:

@@ -26,6 +26,7 @@ from queuectl.kube.client import ApiError, ApiUnreachableError, KubeClient
 from queuectl.kube.context import namespace_of
 from queuectl.kube.informer import Item
 from queuectl.kube.writes import DeposedError, Writer
+from queuectl.model.suspects import Healing
 from queuectl.store.engine import Fenced, StoreUnavailable, open_engine
 from queuectl.store.leadership import Leadership, Term
 from queuectl.store.ledger import Ledger
@@ -126,6 +127,7 @@ class Manager:
         world = World(
             BackOff(self._settings.back_off_first, self._settings.back_off_longest),
             Policy(fair_sharing=self._settings.fair_sharing, usage_half_life=self._settings.usage_half_life),
+            Healing(self._settings.node_not_ready, self._settings.suspect_first),
         )
         writer = Writer(self._client, self._trusted)
         reporter = Reporter(world, writer, self._settings.identity, time.time)

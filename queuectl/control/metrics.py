@@ -16,6 +16,12 @@ HISTORY = Gauge(
     ["queue", "flavor", "resource"],
 )
 WAIT_REASONS = Gauge("queuectl_pending_reasons", "Workloads that wait for a reason.", ["reason"])
+SUSPECT = Gauge("queuectl_suspect_nodes", "Nodes on which something bad happened to gangs lately.")
+AVOIDED = Gauge("queuectl_suspect_nodes_avoided", "Those of them onto which no new gang goes.")
+SUSPECT_TIMES = Gauge(
+    "queuectl_suspect_node_times", "How often in a row a node is suspect; at most 100 nodes.", ["node"]
+)
+OFFENCES = Counter("queuectl_node_offences", "What happened to gangs that speaks against their nodes.", ["reason"])
 ADMITTED = Counter("queuectl_admitted_workloads", "Admissions.", ["queue"])
 ENDED = Counter("queuectl_ended_attempts", "Attempts that ended, by reason.", ["reason"])
 LOST = Counter("queuectl_lost_gpu_seconds", "GPU-seconds of work that interruptions cost, by reason.", ["reason"])
@@ -37,6 +43,7 @@ TERMS_LOST = Counter("queuectl_terms_lost", "Terms of leadership that ended earl
 
 def forget() -> None:
     """Drop what only a leader knows, so that no two controllers tell of the same queue."""
-    LEADING.set(0)
-    for gauge in (PENDING, ACTIVE, QUOTA, USAGE, HISTORY, WAIT_REASONS, MAINTENANCE):
+    for number in (LEADING, SUSPECT, AVOIDED):
+        number.set(0)
+    for gauge in (SUSPECT_TIMES, PENDING, ACTIVE, QUOTA, USAGE, HISTORY, WAIT_REASONS, MAINTENANCE):
         gauge.clear()

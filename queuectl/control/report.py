@@ -7,7 +7,7 @@ admission that moves everybody up by one costs a few writes.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 
 import structlog
@@ -84,15 +84,18 @@ class Reporter:
         job = self._world.jobs.get(uid)
         if job is None:
             return
-        namespace = job.gang.namespace
-        who = {
-            "apiVersion": API_VERSION,
-            "kind": "TrainingJob",
-            "namespace": namespace,
-            "name": job.gang.name,
-            "uid": uid,
-        }
-        body = event(who, cause.code, str(cause), identity=self._identity, now=self._now(), warning=warning)
+        namespace, name = job.gang.namespace, job.gang.name
+        about = {"apiVersion": API_VERSION, "kind": "TrainingJob", "namespace": namespace, "name": name, "uid": uid}
+        self._tell(namespace, about, cause, warning=warning)
+
+    def node_event(self, node: str, cause: Why, *, warning: bool = False) -> None:
+        """Record an event on a node."""
+        # As kubelets do, and as kubectl describe looks for it: the uid is the name.
+        about = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
+        self._tell("default", about, cause, warning=warning)
+
+    def _tell(self, namespace: str, about: Mapping[str, str], cause: Why, *, warning: bool) -> None:
+        body = event(about, cause.code, str(cause), identity=self._identity, now=self._now(), warning=warning)
         self._events.append(partial(self._writer.create_event, namespace, body))
         self._event_wake.set()
 
@@ -147,6 +150,7 @@ class Reporter:
             group.create_task(self._write_drifting())
             group.create_task(self._send_events())
             group.create_task(self._write_queues())
+            group.create_task(self._write_nodes())
 
     async def _write_urgent(self) -> None:
         while True:
@@ -275,6 +279,16 @@ class Reporter:
                     await self._writer.patch_queue_status(queue, wanted)
                 except (ApiError, ApiUnreachableError) as error:
                     log.warning("queue status not written", queue=queue.name, error=str(error))
+
+    async def _write_nodes(self) -> None:
+        """Keep on nodes why they are suspect, as a condition of theirs."""
+        while True:
+            await asyncio.sleep(QUEUE_SECONDS)
+            for node, cause in self._world.suspects.untold().items():
+                try:
+                    await self._writer.tell_suspect(node, cause)
+                except (ApiError, ApiUnreachableError) as error:
+                    log.warning("node condition not written", node=node, error=str(error))
 
     def _queue_statuses(self) -> Iterator[tuple[Queue, status.Status]]:
         standing = self._world.standing

@@ -37,6 +37,16 @@ class Settings(BaseSettings):
     )
     back_off_first: float = Field(10.0, gt=0, description="Pause before a gang is tried again, doubled each time.")
     back_off_longest: float = Field(360.0, gt=0, description="Longest such pause.")
+    node_not_ready: float = Field(
+        30.0, ge=0, description="Time for which gangs stay on a node that is not Ready, after that moment."
+    )
+    suspect_first: float = Field(
+        600.0,
+        ge=0,
+        le=86400,
+        description="Time for which no gang goes onto a node that did one harm, doubled each time"
+        " in a row, at most a day. 0: nodes are never avoided for that.",
+    )
     fair_sharing: Annotated[tuple[FairRule, ...], NoDecode] = Field(
         (),
         description="Rules of fair sharing in the order tried, with commas between them: LessThanOrEqualToFinalShare,"

@@ -14,6 +14,7 @@ from queuectl.core.lifecycle import loss, next_move
 from queuectl.core.moves import moved
 from queuectl.core.nominate import clock
 from queuectl.core.snapshot import Snapshot
+from queuectl.core.suspects import offences
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Outcome, Workload
 from queuectl.model.plan import Admission, Eviction, Placement, Plan, Portion, Preempt, Repair, TakeBack
 from queuectl.model.policy import Amounts, Cell, Quota
@@ -72,7 +73,10 @@ def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Mo
             continue
         # What is observed goes before what a step reports: a gang whose pod is gone is not ungated any more.
         move = next_move(view) or reported.get(uid)
-        world.lost(uid, None if move else loss(view))
+        lost = None if move else loss(view)
+        world.lost(uid, lost)
+        ends = move.end.why if move is not None and move.end is not None else None
+        world.offend(offences(view, move, lost.why if lost else ends))
         if move is not None:
             moves.append(move)
     return moves, leaving

@@ -5,7 +5,7 @@ what has changed since the last look, so that a cycle costs what changed and not
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -14,6 +14,7 @@ from queuectl.control.avoided import Avoidance, Avoided
 from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
 from queuectl.control.holdings import Holdings
+from queuectl.control.suspects import SOURCE, News, Suspects, nodes_of
 from queuectl.control.upkeep import Upkeep
 from queuectl.control.volumes import JobVolumes
 from queuectl.core.backlog import Backlog
@@ -21,6 +22,7 @@ from queuectl.core.checkpoint import Reports, answered, by_exit, saved
 from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
+from queuectl.core.healing import stuck_from
 from queuectl.core.lifecycle import BackOff, Loss, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
 from queuectl.core.moves import kept_for
@@ -59,6 +61,7 @@ from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion, Repa
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import FOR_OTHERS, Reason, Why, why
 from queuectl.model.resources import Resources
+from queuectl.model.suspects import Healing, Offence
 from queuectl.model.volumes import Claim, StorageClass, Volume
 from queuectl.model.work import Work
 
@@ -87,7 +90,12 @@ class Changes:
 class World:
     """One leader's view, made anew for each term."""
 
-    def __init__(self, back_off: BackOff, policy: Policy = Policy()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        back_off: BackOff,
+        policy: Policy = Policy(),  # noqa: B008 - frozen
+        healing: Healing = Healing(),  # noqa: B008
+    ) -> None:
         """Start empty; informers fill it before ``load``."""
         self.fleet = Fleet()
         self.queues: dict[str, Queue] = {}
@@ -114,6 +122,7 @@ class World:
         self._avoided = Avoided()
         self._windows: Mapping[str, float] = {}  # when maintenance takes nodes
         self.upkeep = Upkeep()
+        self.suspects = Suspects(healing)
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
@@ -141,9 +150,10 @@ class World:
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         """Take in a changed node."""
+        name = (new or old).name  # type: ignore[union-attr]  # one of both is given
+        self.suspects.on_node(name, new)
         if old is not None and old == new:
             return  # a heartbeat
-        name = (new or old).name  # type: ignore[union-attr]  # one of both is given
         if new is None:
             self._nodes.pop(name, None)
         else:
@@ -157,14 +167,22 @@ class World:
                 self._judge_node(name)
 
     def take_at(self, nodes: Mapping[str, float]) -> None:
-        """Have maintenance windows take these nodes at these times, in Unix seconds, and no others.
-
-        Nodes that maintenance has already are named too, until it gives them back, with a time that is past.
-        """
+        """Have maintenance windows take these nodes at these times, in Unix seconds, and no others."""
         before, self._windows = self._windows, dict(nodes)
         for name in self._nodes.keys() & (before.keys() | nodes.keys()):
             if before.get(name) != nodes.get(name):
                 self._judge_node(name)
+
+    def offend(self, offences: Collection[Offence]) -> None:
+        """Take in what nodes have done; of one that is cordoned somebody knows already."""
+        cordoned = {name for one in offences if (node := self._nodes.get(name := one.node)) and node.unschedulable}
+        self.suspects.offend(one for one in offences if one.node not in cordoned)
+
+    def judge_suspects(self, now: float) -> list[News]:
+        """Find out which nodes are avoided for what they have done; return what is new of them."""
+        news = self.suspects.judge(now, lambda: nodes_of(self.flavors.values(), self._nodes))
+        self.avoid(SOURCE, self.suspects.avoidances())
+        return news
 
     def on_slice(self, old: Slice | None, new: Slice | None) -> None:
         """Take in a changed ResourceSlice."""
@@ -621,11 +639,14 @@ class World:
         attempt = self.attempts.get(uid)
         if attempt is None:
             return None
+        pods = self._pods_of(attempt)
+        told = pods.items() if attempt.state is AttemptState.ENDING else ()
+        stuck = frozenset(key for key, pod in told if self._stuck_from(pod) <= now)
         return View(
             workload=self.workloads[uid],
             attempt=attempt,
             job=self.jobs.get(uid),
-            pods=self._pods_of(attempt),
+            pods=pods,
             places=self._places(attempt, now),
             victims=[victim for victim, _ in attempt.victims],
             kept=attempt.holds or self._replant or self.holdings.keeps(uid, self.workloads),
@@ -634,7 +655,10 @@ class World:
             irreparable=uid in self._irreparable,
             reports=self.reports(attempt),
             leave=next((leave for p in attempt.held if (leave := self._avoided.leave(p.node))), None),
-            allocated=bool(attempt.going) and self.devices.allocated(attempt),
+            allocated=bool(attempt.going) and self.devices.allocated(attempt, besides=stuck),
+            unready=self.suspects.unready_of(p.node for p in attempt.held),
+            not_ready_seconds=self.suspects.patience(len(self._nodes)),
+            stuck=stuck,
         )
 
     def leaving(self, attempt: Attempt) -> list[Eviction]:
@@ -659,7 +683,21 @@ class World:
             at = deadline(attempt, job) if job else None
             if at is not None and at <= now:
                 result.add(uid)
-        return result
+        return result.union(*(uids for at, uids in self.given_up() if at <= now))
+
+    def _stuck_from(self, pod: Pod) -> float:
+        node = self._nodes.get(pod.node)
+        return stuck_from(pod, unreachable=node is None or not node.ready)
+
+    def given_up(self) -> Iterator[tuple[float, set[str]]]:
+        """Yield times (Unix seconds) at which nobody waits for a node or pod any longer, and the workloads concerned."""
+        patience = self.suspects.patience(len(self._nodes))
+        for node, since in self.suspects.unready.items():
+            yield since + patience, self._on_node.get(node, set())
+        for uid, attempt in self.attempts.items():
+            if attempt.state is AttemptState.ENDING:
+                for pod in self.pods.get((uid, attempt.number), {}).values():
+                    yield self._stuck_from(pod), {uid}
 
     def waits_in_vain(self, uid: str) -> bool:
         """Tell whether the workload waits although its job is deleted."""

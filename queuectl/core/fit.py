@@ -11,9 +11,9 @@ from queuectl.core.fleet import Fleet, Room
 from queuectl.core.fragmentation import Others
 from queuectl.core.topology import DRIVER, MODEL, Loss, Need, Rooms
 from queuectl.core.windows import clear_of
-from queuectl.model.objects import ALIKE, NODE_LEVEL, REGARDLESS, Constraints, Flavor, GpuNeed, Role, Together
+from queuectl.model.objects import ALIKE, NODE_LEVEL, Constraints, Flavor, GpuNeed, Role, Together
 from queuectl.model.plan import Placement
-from queuectl.model.reasons import Reason, Why, counted, why
+from queuectl.model.reasons import Reason, Why, counted, listed, why
 from queuectl.model.resources import APART, HOST_PORT, format_quantity, is_extended
 
 _SAME = {MODEL: "GPU model", DRIVER: "version of the GPU driver"}
@@ -80,8 +80,7 @@ def exceeds_cluster(
 
     Maintenance windows end, so they are no reason why it can never fit.
     """
-    if fleet.has_windows:
-        roles = clear_of(roles, REGARDLESS)
+    roles = clear_of(roles, 0.0)
     key = (tuple(roles), tuple(flavors[role.name].name for role in roles), together)
     if key not in fleet.told_of_nodes:
         if len(fleet.told_of_nodes) >= MAX_TOLD:
@@ -98,7 +97,13 @@ def _exceeds(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor],
         if room.total(flavors[role.name], role.constraints, role.requests) >= role.pods:
             return None
     found = _place_in(fleet, room, roles, flavors, together, tell=True)
-    return found.because(Reason.EXCEEDS_CLUSTER) if isinstance(found, Short) else None
+    if not isinstance(found, Short):
+        return None
+    if any(fleet.avoided(flavors[role.name], role.constraints) for role in roles):
+        later = [replace(role, constraints=replace(role.constraints, avoided=True)) for role in roles]
+        if holds(fleet, room, later, flavors, together):
+            return None  # that ends by itself
+    return found.because(Reason.EXCEEDS_CLUSTER)
 
 
 def only_counts(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor], together: Together) -> bool:
@@ -345,18 +350,19 @@ def _count_short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short 
     if found >= role.pods:
         return None
     nodes = int(fleet.mask(flavor, role.constraints).sum())
-    unsuited = (*_taken(fleet, role, flavor), *_out_of_reach(fleet, role, flavor), *_unsuited(fleet, role, flavor))
+    unsuited = (
+        *_taken(fleet, role, flavor), *_out_of_reach(fleet, role, flavor), *_avoided(fleet, role, flavor),
+        *_unsuited(fleet, role, flavor),
+    )  # fmt: skip
     lacks = "; ".join((_lacks(room, flavor, role, found), *unsuited))
     return Short(role, flavor, nodes, found, lacks, anywhere=True)
 
 
 def _taken(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
-    """Say how many more nodes there are that maintenance has, or takes before the gang would be over."""
-    if not fleet.has_windows:
-        return
-    [anyway] = clear_of([role], REGARDLESS)
+    """Say how many more nodes there are that maintenance takes before the gang would be over."""
+    [anyway] = clear_of([role], 0.0)
     if more := int(fleet.mask(flavor, anyway.constraints).sum() - fleet.mask(flavor, role.constraints).sum()):
-        yield f"maintenance has, or takes before it is over, {counted(more, 'more node')}"
+        yield f"maintenance takes {counted(more, 'more node')} before it is over"
 
 
 def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
@@ -366,6 +372,14 @@ def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
     anywhere, here = replace(role.constraints, volumes=()), role.constraints
     if more := int(fleet.mask(flavor, anywhere).sum() - fleet.mask(flavor, here).sum()):
         yield f"its volumes can't be reached from {counted(more, 'other node')} that it could use"
+
+
+def _avoided(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
+    """Say which more nodes it could use if they were not avoided, and why they are."""
+    nodes = fleet.avoided(flavor, role.constraints)
+    if nodes:
+        told = listed([f"{node.name} ({node.avoided.rstrip('.')})" for node in nodes])
+        yield f"{counted(len(nodes), 'node')} that it could use {'is' if len(nodes) == 1 else 'are'} avoided: {told}"
 
 
 def _unsuited(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:

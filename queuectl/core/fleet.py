@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from queuectl.core.devices import Shape, shapes
-from queuectl.core.nodes import back, eligible
+from queuectl.core.nodes import eligible
 from queuectl.core.topology import Domains
-from queuectl.model.objects import REGARDLESS, Constraints, Flavor, GpuNeed, Node, Place
+from queuectl.model.objects import Constraints, Flavor, GpuNeed, Node, Place
 from queuectl.model.plan import Placement
 from queuectl.model.resources import ALONE, is_alone, is_device, is_unannounced
 
@@ -61,6 +61,7 @@ class Fleet:
         self._rows: dict[str, int] = {}
         self._columns: dict[str, int] = {}
         self._nodes: list[Node | None] = []  # by row; None: a name known only from pods or reservations, or unused
+        self._avoided: set[str] = set()  # names of nodes
         self._unused: list[int] = []
         self._spare: list[int] = []  # columns that are free again
         self._perhaps_spare: set[str] = set()  # host ports and the like that nobody may use any more
@@ -95,6 +96,7 @@ class Fleet:
             _rows=self._rows.copy(),
             _columns=self._columns.copy(),
             _nodes=self._nodes.copy(),
+            _avoided=self._avoided.copy(),
             _unused=self._unused.copy(),
             _spare=self._spare.copy(),
             _perhaps_spare=set(),
@@ -119,13 +121,14 @@ class Fleet:
             self._domains = {}
         self._nodes[row] = node
         self._take(row, node.taken_at)
+        (self._avoided.add if node.avoided else self._avoided.discard)(node.name)
         columns = [self._column(resource) for resource in node.allocatable]  # may replace the matrices
         self._allocatable[row] = 0
         self._allocatable[row, columns] = [max(0, min(amount, AMOUNT_LIMIT)) for amount in node.allocatable.values()]
         self._allocatable[row, [column for resource, column in self._columns.items() if is_alone(resource)]] = ALONE
         self._shape[row] = self._shapes.setdefault(shapes(node.devices, self._columns), len(self._shapes))
         for (flavor, constraints), mask in self._masks.items():
-            mask[row] = _may(node, flavor, constraints)
+            mask[row] = eligible(node, flavor, constraints)
         self._changed(row)
 
     def remove_node(self, name: str) -> None:
@@ -135,6 +138,7 @@ class Fleet:
             return
         self._nodes[row] = None
         self._take(row, None)
+        self._avoided.discard(name)
         self._domains = {}
         self.told_of_nodes = {}
         self._allocatable[row] = 0
@@ -297,7 +301,7 @@ class Fleet:
             if len(self._masks) >= MAX_MASKS:
                 del self._masks[next(iter(self._masks))]
             self._masks[key] = np.array(
-                [node is not None and _may(node, flavor, constraints) for node in self._nodes], np.bool_
+                [node is not None and eligible(node, flavor, constraints) for node in self._nodes], np.bool_
             )
         return self._masks[key]
 
@@ -324,6 +328,14 @@ class Fleet:
         windows = self.windows
         index = bisect_left(windows, end)
         return 0.0 if not index else windows[index] if index < len(windows) else inf
+
+    def avoided(self, flavor: Flavor, constraints: Constraints) -> list[Node]:
+        """Return the nodes that such pods could use if nobody avoided them, by name."""
+        if not self._avoided:
+            return []
+        mask = self.mask(flavor, replace(constraints, avoided=True))
+        rows = ((self._rows[name], name) for name in sorted(self._avoided))
+        return [node for row, _ in rows if mask[row] and (node := self._nodes[row])]
 
     def offers(self, mask: Mask, resource: str) -> bool:
         """Tell whether any of the nodes in these rows has the resource for pods."""
@@ -578,13 +590,6 @@ class Room:
     ) -> tuple[Matrix, Matrix]:
         rows, mask = np.array(list(self._rows), np.int64), self._fleet.mask(flavor, constraints)
         return rows, self._fleet.count(rows, np.stack(list(self._rows.values())), mask[rows], requests, constraints.gpu)
-
-
-def _may(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
-    """Tell whether such pods may use a node, or may once maintenance has given it back if that is the question."""
-    if constraints.until == REGARDLESS and node.taken_at is not None:
-        node = back(node)
-    return eligible(node, flavor, constraints)
 
 
 def _saturated(amount: int) -> int:

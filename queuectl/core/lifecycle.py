@@ -51,6 +51,9 @@ class View:
     irreparable: bool = False  # whether there is no place for the pods that it has lost
     reports: Mapping[PodKey, Report] = field(default_factory=dict)  # what its pods say that they have saved
     leave: Why | None = None  # why it has to leave a node of its own; None: it has not
+    unready: Mapping[str, float] = field(default_factory=dict)  # its nodes not ready → Unix seconds since
+    not_ready_seconds: float = 30.0  # after which nobody waits for such a node any longer
+    stuck: frozenset[PodKey] = frozenset()  # pods that were told to go, and nobody waits for any longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def next_move(view: View) -> Move | None:
         to = _onwards(view)
     if to is AttemptState.ENDED:
         lost = interruption(attempt, view.workload.saved.step if view.workload.saved else None)
-        return Move(attempt.uid, attempt.number, to, interruption=lost)
+        return Move(attempt.uid, attempt.number, to, interruption=lost, left=_left(view))
     return _done(view) if to is None else Move(attempt.uid, attempt.number, to, end)
 
 
@@ -172,7 +175,7 @@ def _onwards(view: View) -> AttemptState | None:
             return AttemptState.RUNNING
         case AttemptState.REPAIRING if not holding(view) and not view.allocated:
             return AttemptState.GROWING
-        case AttemptState.ENDING if not holding(view) and not view.allocated:
+        case AttemptState.ENDING if not view.allocated and all(_key(pod) in view.stuck for pod in holding(view)):
             return AttemptState.ENDED
     return None
 
@@ -216,7 +219,8 @@ def _asked_enough(view: View, job: Job, ask: Ask) -> Ask | None:
 def _in_vain(view: View, unsaved: Collection[PodKey]) -> bool:
     """Tell whether any pod is gone or has failed before it had saved its work."""
     left = [view.pods.get(key) for key in unsaved]
-    return any(pod is None or pod.phase == "Failed" or view.places.get(pod.node) is Place.GONE for pod in left)
+    silent = {*_silent(view), *(node for node, place in view.places.items() if place is Place.GONE)}
+    return any(pod is None or pod.phase == "Failed" or pod.node in silent for pod in left)
 
 
 def _succeeded(view: View, job: Job) -> End | None:
@@ -258,6 +262,9 @@ def _lost(view: View) -> End | None:
     for node in sorted({p.node for p in view.attempt.placements if view.places.get(p.node) is Place.GONE}):
         if missing or any(pod.node == node and not pod.ended for pod in pods):
             return End(why(Reason.NODE_LOST, node=node), Outcome.REQUEUE)
+    for node in _silent(view):
+        if any(pod.node == node and not pod.ended for pod in pods):
+            return End(why(Reason.NODE_NOT_READY, node=node, seconds=_unready_for(view, node)), Outcome.REQUEUE)
     for role, index in wanted:
         one = view.pods.get((role, index))
         if _is_removed(one):
@@ -275,6 +282,28 @@ def _saving_first(view: View, job: Job, lost: End) -> End:
     since = max(min(pod.told_at for pod in told), view.attempt.saved_at or 0.0)  # asks are named in order of time
     by = min(pod.stops_by or 0.0 for pod in told)
     return replace(lost, ask=leave(view.attempt, job, lost.why, view.now, since=since, by=by).ask)
+
+
+def _silent(view: View) -> list[str]:
+    """Return the nodes that have not been ready for so long that nobody waits for them."""
+    return sorted(node for node in view.unready if _unready_for(view, node) >= view.not_ready_seconds)
+
+
+def _unready_for(view: View, node: str) -> int:
+    return max(0, int(view.now - view.unready[node]))
+
+
+def _left(view: View) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
+    """Return what stuck pods hold on their nodes: (node, requests) of each that has not stopped."""
+    at = numbered(view.attempt.placements, view.attempt.done)
+    pods = [(key, view.pods[key]) for key in sorted(view.stuck)]
+    return tuple(
+        (pod.node, at[key].requests if key in at else pod.requests) for key, pod in pods if pod.node and not pod.ended
+    )
+
+
+def _key(pod: Pod) -> PodKey:
+    return pod.role, pod.index
 
 
 def _is_disrupted(pod: Pod) -> bool:
@@ -299,7 +328,7 @@ def loss(view: View) -> Loss | None:
     at = numbered(attempt.placements)
 
     def is_lost(pod: Pod | None, node: str) -> bool:
-        gone = view.places.get(node) is Place.GONE
+        gone = view.places.get(node) is Place.GONE or node in _silent(view)
         return pod is None or _is_disrupted(pod) or _is_removed(pod) or (gone and pod.phase != "Succeeded")
 
     pods = {key for key, p in at.items() if is_lost(view.pods.get(key), p.node)}

@@ -20,6 +20,8 @@ def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
     Stricter in one thing: a node that is cordoned,
     not ready or avoided gets no gang, whatever the pods tolerate.
     """
+    if node.avoided and constraints.avoided:
+        node = back(node)
     return (
         node.ready
         and not node.unschedulable
@@ -34,7 +36,7 @@ def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
 
 
 def back(node: Node) -> Node:
-    """Return a node as it will be once maintenance gives it back."""
+    """Return an avoided node as it will be once it is not: repaired, or given back by maintenance."""
     taints = tuple(taint for taint in node.taints if not taint.key.startswith(_BY_KUBERNETES))
     return replace(node, taints=taints, unschedulable=False, ready=True, avoided="")
 

@@ -19,6 +19,7 @@ from queuectl.kube.names import (
     CHANGED_BY,
     EXTENDED_RESOURCE_CLAIM,
     FINALIZER,
+    FORGIVEN,
     GATE,
     INDEX_LABEL,
     JOB_LABEL,
@@ -28,6 +29,7 @@ from queuectl.kube.names import (
     ROLE_LABEL,
     SAVE_ASKED,
     SUBMITTED_BY,
+    SUSPECT,
     WORKLOAD_LABEL,
 )
 from queuectl.kube.selectors import node_terms, selector
@@ -97,10 +99,12 @@ class _Meta(msgspec.Struct, rename="camel"):
         return f"{self.namespace}/{self.name}"
 
 
-class _Condition(msgspec.Struct):
+class _Condition(msgspec.Struct, rename="camel"):
     type: str
     status: str
     message: str = ""
+    reason: str = ""
+    last_transition_time: datetime | None = None
 
 
 # Nodes
@@ -134,13 +138,18 @@ _decode_node = msgspec.json.Decoder(_Node).decode
 def node(raw: Bytes) -> Item[Node]:
     """Decode a node; raises ValueError when it announces nonsense."""
     seen = _decode_node(raw)
+    held = {c.type: c for c in seen.status.conditions if c.status == "True"}
+    since = next((c.last_transition_time for c in seen.status.conditions if c.type == "Ready"), None)
     value = Node(
         name=seen.metadata.name,
         labels=seen.metadata.labels,
         taints=tuple(Taint(t.key, t.value, t.effect) for t in seen.spec.taints),
         allocatable={resource: parse_quantity(resource, q) for resource, q in seen.status.allocatable.items()},
         unschedulable=seen.spec.unschedulable,
-        ready=any(c.type == "Ready" and c.status == "True" for c in seen.status.conditions),
+        ready="Ready" in held,
+        unready_since=since.timestamp() if since is not None and "Ready" not in held else None,
+        forgiven_at=_time(seen.metadata.annotations.get(FORGIVEN)) or 0.0,
+        suspect=held[SUSPECT].message if SUSPECT in held else "",
         gpus=gpus.read(seen.metadata.labels),
         mark=mark(seen.metadata.annotations),
     )
@@ -181,6 +190,8 @@ class _ContainerStatus(msgspec.Struct, rename="camel"):
 
 class _PodStatus(msgspec.Struct, rename="camel"):
     phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
     pod_ip: str = msgspec.field(default="", name="podIP")
     conditions: list[_Condition] = []
     container_statuses: list[_ContainerStatus] = []
@@ -201,7 +212,7 @@ def pod(raw: Bytes) -> Item[Pod]:
     seen = _decode_pod(raw)
     meta, labels = seen.metadata, seen.metadata.labels
     conditions = {c.type: c for c in seen.status.conditions if c.status == "True"}
-    disrupted = conditions.get("DisruptionTarget")
+    disrupted = conditions.get("DisruptionTarget") or _refused(seen.status)
     stops_by = meta.deletion_timestamp.timestamp() if meta.deletion_timestamp else None
     report, problem = _report(seen) if WORKLOAD_LABEL in labels else (None, "")
     counts = seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"}
@@ -219,6 +230,7 @@ def pod(raw: Bytes) -> Item[Pod]:
         stops_by=stops_by,
         exit_code=_exit_code(seen.status),
         disrupted=(disrupted.message or "DisruptionTarget") if disrupted else "",
+        disrupted_by=disrupted.reason if disrupted else "",
         workload=labels.get(WORKLOAD_LABEL, ""),
         attempt=_number(labels.get(ATTEMPT_LABEL)),
         role=labels.get(ROLE_LABEL, ""),
@@ -231,6 +243,13 @@ def pod(raw: Bytes) -> Item[Pod]:
         report_problem=problem,
     )
     return Item(meta.key, meta.resource_version, value)
+
+
+def _refused(status: _PodStatus) -> _Condition | None:
+    """Return why a kubelet did not take a pod that was bound to its node, if that is so."""
+    if status.phase != "Failed" or not status.reason or status.container_statuses or status.init_container_statuses:
+        return None
+    return _Condition("", "True", f"{status.reason}: {status.message}", status.reason)
 
 
 def _report(pod: _Pod) -> tuple[Report | None, str]:

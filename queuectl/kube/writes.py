@@ -14,6 +14,7 @@ from queuectl.kube.names import (
     ATTEMPT_LABEL,
     FINALIZER,
     MOVE_REFUSED,
+    SUSPECT,
     WORKLOAD_LABEL,
     claims_path,
     jobs_path,
@@ -132,6 +133,18 @@ class Writer:
         body = {"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}}
         path = pods_path(pod.namespace, pod.name) + "/status"
         await self._ignoring_gone("PATCH", path, body=body, content_type=STRATEGIC_PATCH)
+
+    async def tell_suspect(self, node: str, cause: str) -> None:
+        """Say by a condition of a node why it is suspect; without a cause, that it is not."""
+        condition = {
+            "type": SUSPECT,
+            "status": "True" if cause else "False",
+            "reason": "Offence" if cause else "Trusted",
+            "message": cause,
+            "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        body = {"status": {"conditions": [condition]}}
+        await self._ignoring_gone("PATCH", f"/api/v1/nodes/{node}/status", body=body, content_type=STRATEGIC_PATCH)
 
     async def remove_pods(
         self, attempt: Attempt, namespace: str, *, ended_too: bool, grace_seconds: int | None = None

@@ -146,7 +146,8 @@ class Move:
     """One arrow of an attempt's life.
 
     ``end`` is given with all moves to CHECKPOINTING and ENDING, ``shrink`` with all to SHRINKING, ``done`` or
-    ``asked`` with one to no other state, ``interruption`` with those to ENDED that cost work.
+    ``asked`` with one to no other state, ``interruption`` with those to ENDED that cost work, ``left`` with those after
+    which pods are there yet.
     """
 
     uid: str
@@ -157,6 +158,7 @@ class Move:
     done: Done | None = None
     asked: Ask | None = None  # and what came of it, before a part of it goes
     interruption: Interruption | None = None
+    left: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()  # (node, requests) of each stuck pod
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,6 @@ class GpuNeed:
     mates: int = 1
 
 
-REGARDLESS = -1.0  # as until: as if maintenance had given back all nodes that it has, and took none
-
-
 @dataclass(frozen=True, slots=True)
 class Constraints:
     """Where a role's pods may go. Hashable: equal constraints share one eligibility mask."""
@@ -75,6 +72,7 @@ class Constraints:
     gpu: GpuNeed | None = None  # None: its GPUs, if it has any, may be anything
     volumes: tuple[tuple[NodeTerm, ...], ...] = ()  # from where its volumes can be reached: of each one term
     until: float = 0.0  # Unix seconds; not onto a node that a maintenance window takes before
+    avoided: bool = False  # whether nodes that are avoided will do, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +323,9 @@ class Node:
     mark: Mark = Mark()
     avoided: str = ""  # why nobody new goes there for now, for people; empty: it is not avoided
     taken_at: float | None = None  # Unix seconds at which a maintenance window takes it; None: none is known
+    unready_since: float | None = None  # Unix seconds; None: it is ready, or has never been
+    forgiven_at: float = field(default=0.0, compare=False)  # Unix seconds: offences until then do not count
+    suspect: str = field(default="", compare=False)  # why it is suspect, as it stands in the API server
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +387,8 @@ class Pod:
     told_at: float = 0.0  # Unix seconds: since when it is being deleted
     stops_by: float | None = None  # Unix seconds: until when it may take to stop; None: it is not deleted
     exit_code: int | None = None
-    disrupted: str = ""  # message of a DisruptionTarget condition
+    disrupted: str = ""  # message of a DisruptionTarget condition, or why its kubelet did not take it
+    disrupted_by: str = ""  # that condition's reason, or the kubelet's
     workload: str = ""
     attempt: int = 0
     role: str = ""

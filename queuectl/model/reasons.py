@@ -114,13 +114,22 @@ class Reason(Enum):
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."
     PROMISE_LOST = "The quota out of which room was promised to it has become less, and no longer holds it."
     NODE_LOST = "Node {node} is gone."
+    NODE_NOT_READY = "Node {node} has not been ready for {seconds} s: nobody knows what its pods do."
     NODE_FAULTY = "It leaves node {node}, which is at fault: {problem}."
     NODE_MAINTENANCE = "It leaves node {node} for maintenance: {problem}."
     REPAIR_FAILED = "The lost pods could not be replaced: {problem}."
     POD_LOST = "Pod {pod} was removed by others."
     POD_FAILED = "Pod {pod} failed with exit code {code}."
     POD_DISRUPTED = "Pod {pod} was disrupted: {problem}"
+    POD_STUCK = "Pod {pod} should have stopped {seconds} s ago and is still there."
     SPEC_CHANGED = "The spec was changed between the decision and the start."
+    # of a node
+    NODE_SUSPECT = "No new gang goes onto it until {until}, offence {times} in a row: {cause}"
+    NODE_SUSPECT_ONLY = (
+        "An offence, its {times:time} in a row; gangs go onto it all the same, for no more nodes of its flavor are"
+        " avoided: {cause}"
+    )
+    NODE_TRUSTED = "Gangs go onto it again."
     # of a queue
     QUEUE_READY = "Jobs of this queue are admitted."
     DRAIN_BLOCKED = "Queue {queue} is being drained, and {count:job} can't be stopped: {jobs}."

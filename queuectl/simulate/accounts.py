@@ -102,8 +102,8 @@ class Accounts:
         for sums in (self._parts[uid], self._reserved, self._promised):
             sums.subtract(gone)
 
-    def end(self, attempt: Attempt) -> None:
-        """Take an attempt's room back."""
+    def end(self, attempt: Attempt, left: Iterable[tuple[str, Iterable[tuple[str, int]]]] = ()) -> None:
+        """Take an attempt's room back, but what pods hold that are ``left`` on nodes: that is others' now."""
         if attempt.leaving:
             self.shrink(attempt.uid)
         parts = self._parts.pop(attempt.uid)
@@ -111,6 +111,10 @@ class Accounts:
             self._reserved.subtract(parts)
         if not attempt.claimed:
             self._promised.subtract(parts)
+        for node, requests in left:
+            for name, amount in requests:
+                key = ("node", node, name)
+                self._room[key] = max(0, self._room.get(key, 0) - amount)
 
     def _sums(self, uid: str, part: Portion) -> Counter[Key]:
         sums: Counter[Key] = Counter(

@@ -4,6 +4,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from queuectl.control import status, turn
 from queuectl.control.world import World
@@ -29,6 +30,7 @@ from queuectl.model.objects import MoveRequest
 from queuectl.model.plan import Admission, Portion, Repair
 from queuectl.model.policy import Amounts
 from queuectl.model.reasons import Why
+from queuectl.model.suspects import Healing, Offence
 from queuectl.simulate.accounts import Accounts, OverbookedError
 from queuectl.simulate.cluster import Cluster
 from queuectl.simulate.form import EventForm, JobForm, Scenario
@@ -110,12 +112,14 @@ class Clockwork:
         self._policy = Policy(
             fair_sharing=tuple(scenario.policy.fair_sharing), usage_half_life=scenario.policy.usage_half_life_seconds
         )
+        self._healing = Healing(first=scenario.policy.suspect_seconds)
         self.cluster = Cluster(scenario, lambda seconds, action: self.at(self.now + seconds, action))
         self.accounts = Accounts()
-        self.world = World(BackOff(), self._policy)
+        self.world = World(BackOff(), self._policy, self._healing)
         self.cluster.connect(self.world)
         self._finished: dict[str, Workload] = {}  # those that the world has forgotten
         self._held: list[tuple[str, Amounts, float, float]] = []  # queue, what of its quota, since and until when
+        self._offences: list[Offence] = []
         self._reported: dict[str, Move] = {}
         self._steps: dict[str, None] = {}
         self._ancestors: Mapping[str, Sequence[str]] = {}  # of the queues to which the last cycle admits
@@ -189,12 +193,13 @@ class Clockwork:
         ]
         attempts = list(self.world.attempts.values())
         self._keep_finished()
-        self.world = World(BackOff(), self._policy)
+        self.world = World(BackOff(), self._policy, self._healing)
         self.cluster.connect(self.world)
         for queue, amounts, since, until in self._held:
             self.world.history.begin(queue, amounts, since)
             self.world.history.end(queue, amounts, until)
         self.world.load(workloads, attempts, max((w.seq for w in workloads), default=0))
+        self.world.suspects.load(self._offences)
         self._reported = {}
         self._steps = dict.fromkeys(self.world.attempts)
         self._plan_again = True
@@ -206,6 +211,11 @@ class Clockwork:
         for uid, checkpoint in self.world.take_saves(self.now).items():
             self.world.saved(uid, checkpoint)
         moves, leaving = turn.due(self.world, reported, self.now)
+        offences, _ = self.world.suspects.take()
+        self.world.suspects.keep(offences)
+        self._offences += offences
+        if self.world.suspects.due(self.now):
+            self.world.judge_suspects(self.now)
         for move in moves:
             self._move(move)
         for uid, end in leaving.items():
@@ -249,7 +259,7 @@ class Clockwork:
             case AttemptState.CHECKPOINTING | AttemptState.ENDING if move.end is not None:
                 self._log(move.uid, leaves, move.end.told(before.end))
             case AttemptState.ENDED:
-                self.accounts.end(before)
+                self.accounts.end(before, move.left)
                 for part in before.parts if before.holds else ():
                     self._has_held(before, part)
                 self._log_end(move.uid, before.end)
@@ -371,6 +381,8 @@ class Clockwork:
     def _next(self) -> float | None:
         """Return when something is due next."""
         times = [self._agenda[0][0]] if self._agenda else []
+        if self.world.suspects.wake_at is not None:
+            times.append(self.world.suspects.wake_at)
         if self.world.plan.wake_at is not None:
             times.append(self.world.plan.wake_at)
         for uid, attempt in self.world.attempts.items():
@@ -378,6 +390,7 @@ class Clockwork:
             at = deadline(attempt, job) if job else None
             if at is not None:
                 times.append(at)
+        times += [at for at, _ in self.world.given_up() if self.now < at < inf]
         return min(times, default=None)
 
     def _submit(self, form: JobForm, name: str) -> None:
@@ -395,7 +408,7 @@ class Clockwork:
         elif event.window is not None:
             done = self.cluster.announce(event.window, self.now)
         else:
-            done = self.cluster.happen(event)
+            done = self.cluster.happen(event, self.now)
         told = event.model_dump(by_alias=True, exclude_none=True, exclude={"at"}, mode="json")
         [(verb, value)] = told.items()
         if isinstance(value, dict):

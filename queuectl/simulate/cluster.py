@@ -43,6 +43,7 @@ class Cluster:
         self._flavors = {form.name: decode.flavor(_bytes(form.manifest())).value for form in scenario.flavors}
         self._queues = {form.name: self._queue(form) for form in scenario.queues}
         self._namespaces = [Namespace(form.name, form.labels) for form in scenario.namespaces]
+        self._silent: set[str] = set()  # nodes of which nothing is heard
         self.jobs: dict[str, Job] = {}
         self._windows: list[WindowForm] = []  # that are announced and have not ended
         self._open: list[WindowForm] = []  # those of them that have begun
@@ -87,11 +88,11 @@ class Cluster:
         self._forms[name] = form
         self._set_job(name, decode.job(_bytes(manifest)).value)
 
-    def happen(self, event: EventForm) -> bool:
+    def happen(self, event: EventForm, now: float) -> bool:
         """Let an event happen; False when there is nothing that it could happen to."""
         match event.verb:
-            case "node_down" | "node_up" | "cordon" | "uncordon":
-                return self._turn(event.verb, event.target)
+            case "node_down" | "node_up" | "node_silent" | "cordon" | "uncordon":
+                return self._turn(event.verb, event.target, now)
             case "drain":
                 return self._drain(event.target, event.at)
             case "finish" | "fail":
@@ -193,7 +194,7 @@ class Cluster:
     def succeed(self, name: str, keys: Collection[PodKey]) -> None:
         """Have these pods of a job's attempt succeed, by role and index; those that are there and run."""
         for pod in self._of(name, self.world.attempts[name].number):
-            if (pod.role, pod.index) in keys and not pod.ended:
+            if (pod.role, pod.index) in keys and not pod.ended and pod.node not in self._silent:
                 self._set_pod(replace(pod, phase="Succeeded", ready=False, exit_code=0, requests=()))
 
     def checkpoints(self, uid: str) -> float | None:
@@ -261,25 +262,36 @@ class Cluster:
                 continue
             key = _key(pod)
             # Nothing runs of a pod that is not bound, and nobody is left to stop one on a node that is gone.
-            if not pod.node or view.places.get(pod.node) is Place.GONE or not grace:
+            gone = not pod.node or view.places.get(pod.node) is Place.GONE
+            if gone or (not grace and pod.node not in self._silent):
                 self._remove_pod(key)
                 continue
-            self._set_pod(replace(pod, deleting=True))
-            self._later(grace, lambda key=key: self._remove_pod(key))  # type: ignore[misc]
+            self._set_pod(replace(pod, deleting=True, stops_by=view.now + grace))
+            self._later(grace, lambda key=key: self._stopped(key))  # type: ignore[misc]
 
     # Inside
 
-    def _turn(self, verb: str, name: str) -> bool:
+    def _turn(self, verb: str, name: str, now: float = 0.0) -> bool:
         before = self._nodes.get(name)
+        was_silent = name in self._silent
+        self._silent.discard(name)
         if verb == "node_down":
             after = self._nodes.pop(name, None) and None
         elif verb == "node_up":
-            after = self._nodes.setdefault(name, self._known[name])
+            after = self._nodes[name] = self._known[name] if before is None or was_silent else before
+        elif verb == "node_silent":
+            after = before and replace(before, ready=False, unready_since=now)
+            if after is not None:
+                self._silent.add(name)
+                self._nodes[name] = after
         elif before is not None:
             after = self._nodes[name] = replace(before, unschedulable=verb == "cordon")
         else:
             after = None
         self.world.on_node(before, after) if before or after else None
+        for key, pod in list(self._pods.items()) if was_silent and name not in self._silent else ():
+            if pod.node == name and pod.stops_by is not None and pod.stops_by <= now:
+                self._remove_pod(key)
         return before != after
 
     def _drain(self, name: str, now: float) -> bool:
@@ -291,6 +303,12 @@ class Cluster:
             self._set_pod(replace(pod, deleting=True, disrupted="evicted", told_at=now, stops_by=now + grace))
             self._later(grace, lambda key=key: self._remove_pod(key))  # type: ignore[misc]
         return cordoned or bool(there)
+
+    def _stopped(self, key: tuple[str, int, str, int]) -> None:
+        """Remove a pod whose time to stop is over, if its node can be heard."""
+        pod = self._pods.get(key)
+        if pod is not None and pod.node not in self._silent:
+            self._remove_pod(key)
 
     def _edit(self, name: str, change: Callable[[Job], Job]) -> bool:
         job = self.jobs.get(name)

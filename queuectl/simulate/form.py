@@ -14,6 +14,7 @@ from queuectl.model.checkpoint import Signal
 from queuectl.model.plan import PodKey
 from queuectl.model.policy import FairRule, StopPolicy
 from queuectl.model.reasons import BY_CODE
+from queuectl.model.suspects import Healing
 
 GPU = "nvidia.com/gpu"
 ROLE = "worker"  # of a job that does not name its roles
@@ -244,6 +245,7 @@ class EventForm(Part):
     defrag: StrictStr | None = None
     node_down: StrictStr | None = None
     node_up: StrictStr | None = None
+    node_silent: StrictStr | None = None
     cordon: StrictStr | None = None
     uncordon: StrictStr | None = None
     drain: StrictStr | None = None
@@ -354,6 +356,7 @@ class PolicyForm(Part):
 
     fair_sharing: list[FairRule] = Field(default_factory=list)
     usage_half_life_seconds: Seconds = 0.0
+    suspect_seconds: Seconds = Healing().first
 
 
 class Scenario(Part):
@@ -396,7 +399,7 @@ class Scenario(Part):
         return [*(flavor.manifest() for flavor in self.flavors), *(queue.manifest() for queue in self.queues)]
 
 
-_OF_NODES = {"node_down", "node_up", "cordon", "uncordon", "drain"}
+_OF_NODES = {"node_down", "node_up", "node_silent", "cordon", "uncordon", "drain"}
 
 
 def edited(queue: QueueForm, edit: QuotaEdit) -> QueueForm:

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from queuectl.model.checkpoint import Ask, Interruption
 from queuectl.model.lifecycle import LEAVING, UNDER_WAY, AttemptState, Done, End, Move, Outcome, WorkloadState
 from queuectl.model.reasons import FOR_OTHERS, Reason, why
+from queuectl.model.resources import total
 from queuectl.store import attempts, checkpoints, tables
 from queuectl.store.attempts import AttemptKey, Held, Stake
 from queuectl.store.events import Event, record, told
@@ -185,6 +186,7 @@ class _OnTheWay:
             attempt.leaving, attempt.claimed_by = False, None
         if move.to is AttemptState.ENDED:
             self.rooms.free(stake.amounts, reserved=attempt.holds, promised=attempt.promised)
+            self.rooms.nodes.shrink(total({(node, name): n for name, n in used} for node, used in move.left))
         else:
             self.stakes[key] = replace(stake, attempt=replace(stake.attempt, leaving=None))
         return True

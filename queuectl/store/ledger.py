@@ -14,11 +14,13 @@ from sqlalchemy import Text, func, or_, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from queuectl.core.suspects import REMEMBERED
 from queuectl.model.checkpoint import Checkpoint
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Workload, WorkloadState
 from queuectl.model.plan import Admission, Portion, Preempt, Repair
 from queuectl.model.policy import Amounts, Cell, Quota
-from queuectl.store import advance, audit, checkpoints, reserve, tables, usage
+from queuectl.model.suspects import Offence
+from queuectl.store import advance, audit, checkpoints, reserve, suspects, tables, usage
 from queuectl.store.attempts import AttemptKey
 from queuectl.store.engine import WrongCluster, retried, transaction
 from queuectl.store.reserve import CycleResult
@@ -47,6 +49,7 @@ class Loaded:
     past: dict[str, dict[Cell, float]] = field(
         default_factory=dict
     )  # in queues' averages, what attempts no longer hold
+    offences: list[Offence] = field(default_factory=list)  # of nodes, the oldest first
 
 
 class Ledger:
@@ -77,7 +80,8 @@ class Ledger:
     async def load(self, uids: Collection[str] = (), *, half_life: float = 0.0, now: float = 0.0) -> Loaded:
         """Return every workload that is not finished, the finished ones among ``uids``, and all active attempts.
 
-        With a half-life (seconds) also what attempts have held by ``now`` (Unix seconds) and hold no longer.
+        With a half-life (seconds) also what attempts have held by ``now`` (Unix seconds) and hold no longer. What nodes
+        have done is given as far as it matters then.
         """
         w, a, r = tables.workload, tables.attempt, tables.reservation
         known = rowset([{"uid": uid} for uid in sorted(uids)], uid=Text)
@@ -94,7 +98,8 @@ class Ledger:
             attempts = attempts_from_rows(active, places)
             max_seq = await connection.scalar(select(func.coalesce(func.max(w.c.seq), 0)))
             past = await usage.past(connection, half_life=half_life, now=now) if half_life else {}
-        return Loaded(workloads=found, attempts=attempts, max_seq=int(max_seq or 0), past=past)
+            offences = await suspects.load(connection, since=max(0.0, now - REMEMBERED))
+        return Loaded(workloads=found, attempts=attempts, max_seq=int(max_seq or 0), past=past, offences=offences)
 
     async def cycle(
         self,
@@ -188,6 +193,17 @@ class Ledger:
         async def work(_again: bool) -> None:  # noqa: FBT001
             async with transaction(self._engine) as connection:
                 await checkpoints.save(connection, epoch, saves)
+
+        await retried(work)
+
+    async def offend(self, epoch: int, offences: Sequence[Offence], forgiven: Mapping[str, float] = _NONE) -> None:
+        """Record what nodes have done; of the ``forgiven`` ones nothing counts that was until the time given."""
+        if not offences and not forgiven:
+            return
+
+        async def work(_again: bool) -> None:  # noqa: FBT001
+            async with transaction(self._engine) as connection:
+                await suspects.offend(connection, epoch, offences, forgiven)
 
         await retried(work)
 

@@ -81,6 +81,7 @@ class Room:
         self._keys = [column.name for column in table.primary_key.columns]
         self.rows: dict[Key, Row] = {}
         self._changes: dict[Key, _Change] = {}
+        self._shrunk: dict[Key, int | None] = {}
 
     async def lock(self, connection: AsyncConnection, owners: Collection[str]) -> None:
         """Lock all rows of these nodes or queues, in the one order."""
@@ -152,6 +153,13 @@ class Room:
                 change.promised += amount
                 change.promises = True
 
+    def shrink(self, amounts: Mapping[Key, int]) -> None:
+        """Take as much of the room away, in memory, for others use it from now on; not of what is gone."""
+        for key, amount in amounts.items():
+            row = self.rows.get(key)
+            if row is not None and not row.gone:
+                self._shrunk[key] = row.room = max(0, row.room - amount)
+
     def free(self, amounts: Mapping[Key, int], *, reserved: bool, promised: bool) -> None:
         """Stop counting, in memory; never below nothing, so that no contradiction keeps a gang from ending."""
         for key, amount in amounts.items():
@@ -174,6 +182,9 @@ class Room:
         A row that is no longer observed goes when nothing is counted in it. Raises Conflict when Postgres sees it
         differently.
         """
+        if self._shrunk:
+            await self._write_room(connection, self._shrunk)
+            self._shrunk = {}
         if not self._changes:
             return
         t = self._table

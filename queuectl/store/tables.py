@@ -291,6 +291,23 @@ event = Table(
     Index("ix_event_workload_uid", "workload_uid", "id", postgresql_where=text("workload_uid IS NOT NULL")),
 )
 
+# What nodes have done to gangs; who is suspect follows from it.
+offence = Table(
+    "offence",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("at", UnixTime, nullable=False),
+    Column("why", JSONB, nullable=False),  # reason, facts
+    # On whom it was seen; empty: on no gang.
+    Column("workload_uid", Text, nullable=False, server_default=text("''")),
+    Column("attempt", Integer, nullable=False, server_default=text("0")),
+    Column("forgiven_at", UnixTime),  # an admin said that until then nothing counts
+    Column("epoch", BigInteger, nullable=False),
+    UniqueConstraint("node", "at", "workload_uid", "attempt"),
+    Index("ix_offence_at", "at", postgresql_where=text("forgiven_at IS NULL")),
+)
+
 quota_version = Table(
     "quota_version",
     metadata,

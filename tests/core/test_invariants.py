@@ -32,7 +32,7 @@ from queuectl.model.objects import ANYWHERE, Place, QueueOrder
 from queuectl.model.plan import Placement, Portion, Repair
 from queuectl.model.policy import OverQuota, StopPolicy, VictimChoice, Within
 from queuectl.model.reasons import Reason
-from queuectl.model.resources import is_device
+from queuectl.model.resources import is_device, is_unannounced
 from queuectl.simulate.clockwork import EVICTED, Clockwork
 from queuectl.simulate.cluster import _key
 from queuectl.simulate.form import GPU, ROLE, EventForm, JobForm, QuotaEdit, read
@@ -487,9 +487,42 @@ class ClusterMachine(RuleBasedStateMachine):
             clock.settle()
         self.wait(wait)
 
+    @precondition(lambda self: self.submitted < MOST_JOBS)
+    @rule(
+        job=jobs("j", ends=True),
+        index=st.integers(0, 6),
+        others=st.lists(jobs("j"), max_size=2),
+        replaces=st.booleans(),
+    )
+    def fall_silent(self, job: dict[str, Any], index: int, others: list[dict[str, Any]], replaces: bool) -> None:  # noqa: FBT001
+        """Have a node of a gang fall silent until nobody waits for its pods, while others come."""
+        self.submit({**job, "replaceLostPods": replaces, "startSeconds": 0})
+        attempt = self.clock.world.attempts.get(f"j{self.submitted - 1}")
+        if attempt is None:
+            return
+        self.happens("nodeSilent", attempt.placements[index % len(attempt.placements)].node)
+        for other in others:
+            self.clock._submit(JobForm.model_validate({**other, "name": f"j{self.submitted}"}), f"j{self.submitted}")
+            self.submitted += 1
+        self.wait(60)
+        self.wait(60)
+
     @rule(
         number=st.integers(0, 5),
-        verb=st.sampled_from(["nodeDown", "nodeUp", "nodeUp", "cordon", "drain", "uncordon", "uncordon"]),
+        verb=st.sampled_from(
+            [
+                "nodeDown",
+                "nodeSilent",
+                "nodeSilent",
+                "nodeUp",
+                "nodeUp",
+                "nodeUp",
+                "cordon",
+                "drain",
+                "uncordon",
+                "uncordon",
+            ]
+        ),
     )
     def to_a_node(self, number: int, verb: str) -> None:
         self.happens(verb, self.nodes[number % len(self.nodes)])
@@ -577,6 +610,18 @@ class ClusterMachine(RuleBasedStateMachine):
             self.before[queue] = used
 
     @invariant()
+    def no_node_runs_more_than_it_has(self) -> None:
+        """Pods on silent nodes among it, whose attempts may be over."""
+        if not hasattr(self, "clock"):
+            return
+        runs: Counter[tuple[str, str]] = Counter()
+        for pod in self.clock.cluster._pods.values():
+            if pod.node and not pod.ended:
+                runs.update({(pod.node, name): amount for name, amount in pod.requests})
+        for (node, name), amount in runs.items():
+            assert is_unannounced(name) or amount <= self.clock.cluster._known[node].allocatable[name], (node, name)
+
+    @invariant()
     def what_is_counted_in_memory_is_what_is_held(self) -> None:
         if not hasattr(self, "clock"):
             return
@@ -613,6 +658,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for node in self.nodes:
             self.happens("nodeUp", node)
             self.happens("uncordon", node)
+            clock.world.suspects.on_node(node, replace(clock.world._nodes[node], forgiven_at=clock.now))
         for queue in QUEUES:
             self.happens("setStopPolicy", {"queue": queue, "stopPolicy": "None"})
         for number in range(self.submitted):

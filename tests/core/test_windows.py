@@ -91,7 +91,7 @@ def test_what_maintenance_has_is_no_reason_why_a_gang_could_never_fit(state: dic
     assert decided.waits["g"].reason is (Reason.WAITING_FOR_NODES if state else Reason.MAINTENANCE_AHEAD)
     assert decided.waits["big"].reason is Reason.EXCEEDS_CLUSTER
     if state:
-        assert "maintenance has, or takes before it is over, 1 more node" in told(decided, "g")
+        assert "maintenance takes 1 more node before it is over" in told(decided, "g")
 
 
 def test_nobody_is_moved_onto_a_node_that_maintenance_takes_before_its_end() -> None:

@@ -137,6 +137,20 @@ async def test_a_claimed_attempt_only_starts_or_ends(full: Scene) -> None:
     assert await full.move("v3", AttemptState.CLAIMED) == []
 
 
+async def test_a_preemptor_does_not_start_on_what_a_stuck_pod_of_its_victim_holds(full: Scene) -> None:
+    """Also when all of it is one transaction, before anybody has looked at the node again."""
+    await claim(full, "p", "v1", "v2", n1=8)
+    stuck = Move("v1", 1, AttemptState.ENDED, left=(("n1", ((GPU, 4),)),))
+    gone, starts = Move("v2", 1, AttemptState.ENDED), Move("p", 1, AttemptState.RESERVED)
+
+    assert await full.ledger.advance(full.epoch, [stuck, gone, starts], now=2000.0) == [stuck, gone]
+    assert await sums(full) == (0, 8, 4)  # promised, and 4 too many
+    assert await full.ledger.audit() == []
+    await full.cycle(nodes={"n1": {GPU: 8, "pods": 110}})  # the pod is gone
+    assert await becomes_reserved(full, "p")
+    assert await sums(full) == (8, 8, 0)
+
+
 async def test_a_preemptor_that_goes_gives_its_promise_back(full: Scene) -> None:
     await claim(full, "p", "v1", "v2", n1=8)
     await full.move("v1", AttemptState.ENDED)

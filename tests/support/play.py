@@ -83,6 +83,7 @@ async def perform(
     env = {
         "QUEUECTL_FAIR_SHARING": ",".join(policy.fair_sharing),
         "QUEUECTL_USAGE_HALF_LIFE": str(policy.usage_half_life_seconds * PACE),
+        "QUEUECTL_SUSPECT_FIRST": str(policy.suspect_seconds * PACE),
         "QUEUECTL_BACK_OFF_FIRST": str(back_off.first * PACE),
         "QUEUECTL_BACK_OFF_LONGEST": str(back_off.longest * PACE),
     }

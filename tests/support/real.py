@@ -22,7 +22,14 @@ class Agent:
     """A node agent process."""
 
     def __init__(
-        self, running: Running, folder: Path, nodes: Sequence[str], *, gpus: int = 0, under: Sequence[str] = ()
+        self,
+        running: Running,
+        folder: Path,
+        nodes: Sequence[str],
+        *,
+        gpus: int = 0,
+        under: Sequence[str] = (),
+        lease_seconds: int = 40,
     ) -> None:
         self.nodes = nodes
         self.log = folder / "agent.log"
@@ -30,6 +37,7 @@ class Agent:
             *under,
             *(sys.executable, "-m", "queuectl.local.agent", f"--kubeconfig={running.kubeconfig}"),
             *(f"--folder={folder / 'agent'}", f"--certificates={running.state / 'certs'}", f"--gpus={gpus}"),
+            f"--lease-seconds={lease_seconds}",
             *nodes,
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -38,15 +46,15 @@ class Agent:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal; what it has started runs on."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def processes(self) -> list[psutil.Process]:
         """All that it has started, and what these have."""
         assert self._process is not None
         return psutil.Process(self._process.pid).children(recursive=True)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is there."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send it a signal, and wait until it is gone."""

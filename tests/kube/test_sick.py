@@ -1,0 +1,68 @@
+"""What is read of nodes that are not ready or suspect, and of pods that others have ended."""
+
+import json
+from typing import Any
+
+import pytest
+
+from queuectl.kube import decode
+from queuectl.kube.names import FORGIVEN, SUSPECT
+from queuectl.model.objects import Node, Pod
+
+AT, UNIX = "2026-01-01T00:00:00Z", 1767225600.0
+
+
+def node(*conditions: dict[str, str], **annotations: str) -> Node:
+    given = {"metadata": {"name": "n", "annotations": annotations}, "status": {"conditions": list(conditions)}}
+    return decode.node(json.dumps(given).encode()).value
+
+
+def pod(meta: dict[str, Any] | None = None, **status: Any) -> Pod:
+    given = {"metadata": {"name": "p", "namespace": "ns", **(meta or {})}, "spec": {"nodeName": "n"}, "status": status}
+    return decode.pod(json.dumps(given).encode()).value
+
+
+@pytest.mark.parametrize(("status", "since"), [("True", None), ("False", UNIX), ("Unknown", UNIX)])
+def test_since_when_a_node_is_not_ready(status: str, since: float | None) -> None:
+    one = node({"type": "Ready", "status": status, "lastTransitionTime": AT})
+    assert (one.ready, one.unready_since) == (status == "True", since)
+
+
+def test_a_node_that_has_never_been_ready_has_not_fallen_silent() -> None:
+    assert (node().ready, node().unready_since) == (False, None)
+
+
+def test_what_a_node_is_suspect_of_and_until_when_it_is_forgiven_is_no_change_of_the_node() -> None:
+    ready = {"type": "Ready", "status": "True"}
+    one = node(ready, {"type": SUSPECT, "status": "True", "message": "offence 1"}, **{FORGIVEN: AT})
+    assert (one.suspect, one.forgiven_at) == ("offence 1", UNIX)
+    assert node(ready, {"type": SUSPECT, "status": "False", "message": ""}).suspect == ""
+    assert node(ready, **{FORGIVEN: "yes"}).forgiven_at == 0.0
+    assert one == node(ready)
+
+
+def test_until_when_a_pod_may_take_to_stop() -> None:
+    assert (pod({"deletionTimestamp": AT}).deleting, pod({"deletionTimestamp": AT}).stops_by) == (True, UNIX)
+    assert pod().stops_by is None
+
+
+def test_who_ended_a_pod() -> None:
+    told = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "TerminationByKubelet",
+        "message": "too little memory",
+    }
+    evicted = pod(phase="Failed", reason="Evicted", conditions=[told])
+    assert (evicted.disrupted_by, evicted.disrupted) == ("TerminationByKubelet", "too little memory")
+
+
+def test_that_a_kubelet_did_not_take_a_pod_is_no_failure_of_its_own() -> None:
+    refused = pod(phase="Failed", reason="UnexpectedAdmissionError", message="no healthy devices")
+    assert (refused.disrupted_by, refused.disrupted) == (
+        "UnexpectedAdmissionError",
+        "UnexpectedAdmissionError: no healthy devices",
+    )
+    ran = {"state": {"terminated": {"exitCode": 137}}}
+    assert pod(phase="Failed", reason="DeadlineExceeded", containerStatuses=[ran]).disrupted == ""
+    assert pod(phase="Failed", containerStatuses=[ran]).disrupted == ""
