@@ -7,6 +7,7 @@ the ledger is read, then the first cycle runs. A term that is lost takes all of 
 import asyncio
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -14,6 +15,7 @@ import structlog
 
 from queuectl.control import feed, metrics
 from queuectl.control.engine import Engine
+from queuectl.control.exporters import Exporters
 from queuectl.control.janitor import Janitor
 from queuectl.control.report import Reporter
 from queuectl.control.settings import Settings
@@ -122,6 +124,7 @@ class Manager:
         world = World(
             BackOff(self._settings.back_off_first, self._settings.back_off_longest),
             Policy(fair_sharing=self._settings.fair_sharing, usage_half_life=self._settings.usage_half_life),
+            self._settings.fault_rules,
         )
         writer = Writer(self._client, self._trusted)
         reporter = Reporter(world, writer, self._settings.identity, time.time)
@@ -154,6 +157,20 @@ class Manager:
             self.health.engine = engine
             for service in (engine, engine.executor, engine.asker, reporter, Janitor(world, writer, time.time)):
                 group.create_task(service.run())
+            if self._settings.exporter_labels:
+                group.create_task(self._exporters(world, reporter, wake).run())
+
+    def _exporters(self, world: World, reporter: Reporter, wake: Callable[[], None]) -> Exporters:
+        return Exporters(
+            self._client,
+            world,
+            reporter,
+            wake,
+            time.time,
+            namespace=self._settings.exporter_namespace,
+            selector=self._settings.exporter_labels,
+            seconds=self._settings.exporter_seconds,
+        )
 
     def _trusted(self) -> bool:
         return self._term is not None and self._term.trusted()

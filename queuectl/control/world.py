@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from queuectl.control.avoided import Avoidance, Avoided
 from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
+from queuectl.control.faults import Faults
 from queuectl.control.holdings import Holdings
 from queuectl.core.backlog import Backlog
 from queuectl.core.checkpoint import Reports, answered, saved
@@ -27,6 +28,7 @@ from queuectl.core.usage import History
 from queuectl.core.volumes import Volumes
 from queuectl.model.checkpoint import Checkpoint, Report
 from queuectl.model.devices import DeviceClaim, Slice
+from queuectl.model.faults import DEFAULT_RULES, FaultRules
 from queuectl.model.lifecycle import (
     LEAVING,
     Attempt,
@@ -85,7 +87,12 @@ class Changes:
 class World:
     """One leader's view, made anew for each term."""
 
-    def __init__(self, back_off: BackOff, policy: Policy = Policy()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        back_off: BackOff,
+        policy: Policy = Policy(),  # noqa: B008 - frozen
+        fault_rules: FaultRules = DEFAULT_RULES,
+    ) -> None:
         """Start empty; informers fill it before ``load``."""
         self.fleet = Fleet()
         self.queues: dict[str, Queue] = {}
@@ -110,6 +117,7 @@ class World:
         self.devices = Devices(self.fleet)
         self._nodes: dict[str, Node] = {}  # as they were read
         self._avoided = Avoided()
+        self.faults = Faults(fault_rules)
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
@@ -147,13 +155,23 @@ class World:
             self._nodes.pop(name, None)
         else:
             self._nodes[name] = new
+        self.faults.on_node(name, new)
         self._judge_node(name)
 
-    def avoid(self, source: str, nodes: Mapping[str, Avoidance]) -> None:
-        """Have nobody new go onto these nodes, each for its reason; what the source said before is over."""
-        for name in self._avoided.say(source, nodes):
-            if name in self._nodes:
-                self._judge_node(name)
+    def avoid(self, source: str, nodes: Mapping[str, Avoidance]) -> set[str]:
+        """Have nobody new go onto these nodes, each for its reason; what the source said before is over.
+
+        Return the nodes for which that is new.
+        """
+        changed = self._avoided.say(source, nodes)
+        for name in changed & self._nodes.keys():
+            self._judge_node(name)
+        return changed
+
+    def judge_faults(self, now: float) -> dict[str, str]:
+        """Look which nodes are at fault by now; return why, for those for which that is new; empty: they are no more."""
+        faulty = self.faults.avoided(now)
+        return {name: faulty[name].why if name in faulty else "" for name in self.avoid("faults", faulty)}
 
     def on_slice(self, old: Slice | None, new: Slice | None) -> None:
         """Take in a changed ResourceSlice."""
@@ -672,6 +690,17 @@ class World:
         workload = self.workloads.get(uid)
         return workload is None or workload.state is WorkloadState.FINISHED
 
+    def whose(self, node: str, pod: str) -> str | None:
+        """Return whose a pod on a node is, by its namespace and name; without these, who is alone there."""
+        there = self._on_node.get(node, set())
+        if not pod:
+            return next(iter(there)) if len(there) == 1 else None
+        for uid in there:
+            pods = self.pods.get((uid, self.attempts[uid].number), {}).values() if uid in self.attempts else ()
+            if any(f"{one.namespace}/{one.name}" == pod for one in pods):
+                return uid
+        return None
+
     def orphans(self) -> list[Pod]:
         """Return pods of ours that no active attempt owns and that may still run."""
         return [
@@ -794,6 +823,7 @@ class World:
                 state=WorkloadState.QUEUED if requeued else WorkloadState.FINISHED,
                 failures=workload.failures + end.charged,
                 late_starts=workload.late_starts + end.late,
+                ignored=end.ignored or workload.ignored,
                 not_before=end.not_before,
                 preemptions=workload.preemptions + (attempt.holds and end.why.reason in FOR_OTHERS),
                 requeued_at=now,
@@ -802,6 +832,9 @@ class World:
                 lost=workload.lost + lost,
             )
         )
+        if end.ignored is not None:
+            self.faults.blame(self.workloads[workload.uid])
+            self.judge_faults(now)
         del self.attempts[workload.uid]
         self._small.discard(workload.uid)
         self._count_held(workload.uid)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from queuectl.model.checkpoint import Report, Saving
+from queuectl.model.failures import NO_RULES, FailurePolicy
 from queuectl.model.gpus import NO_GPUS, Gpus
 from queuectl.model.policy import Cap, Cell, FlavorChoice, OverQuota, Preemption, Quota, StopPolicy
 from queuectl.model.reasons import Why
@@ -262,6 +263,7 @@ class Node:
     ready: bool = True
     gpus: Gpus = NO_GPUS
     devices: tuple[Device, ...] = ()  # its allocatable has them, too: 1 of each, and all of what they count as
+    faults: tuple[str, ...] = ()  # what conditions say of it that counts, for people
     avoided: str = ""  # why nobody new goes there for now, for people; empty: it is not avoided
 
 
@@ -321,6 +323,8 @@ class Pod:
     gated: bool = False
     deleting: bool = False
     exit_code: int | None = None
+    exits: tuple[tuple[str, int], ...] = ()  # of one of ours that failed: containers, and their codes other than 0
+    conditions: tuple[tuple[str, str], ...] = ()  # of the same: type and status
     disrupted: str = ""  # message of a DisruptionTarget condition
     workload: str = ""
     attempt: int = 0
@@ -374,6 +378,7 @@ class Job:
     has_finalizer: bool = False
     start_deadline_seconds: int = 300
     backoff_limit: int = 3
+    failures: FailurePolicy = NO_RULES
     replaces_lost_pods: bool = False  # whether a gang that lost some runs on until they are replaced
     max_run_seconds: int | None = None
     ttl_seconds: int | None = None

@@ -170,6 +170,7 @@ class Clockwork:
 
     def settle(self) -> None:
         """Let the controller do all that is due now. Raises OverbookedError or RestlessError."""
+        self.world.judge_faults(self.now)
         self.world.touched |= self.world.overdue(self.now)
         for _ in range(MAX_ROUNDS):
             self._round()
@@ -193,6 +194,7 @@ class Clockwork:
         for queue, amounts, since, until in self._held:
             self.world.history.begin(queue, amounts, since)
             self.world.history.end(queue, amounts, until)
+        self.world.faults.recall({}, workloads)
         self.world.load(workloads, attempts, max((w.seq for w in workloads), default=0))
         self._reported = {}
         self._steps = dict.fromkeys(self.world.attempts)
@@ -365,6 +367,8 @@ class Clockwork:
         times = [self._agenda[0][0]] if self._agenda else []
         if self.world.plan.wake_at is not None:
             times.append(self.world.plan.wake_at)
+        if (at := self.world.faults.ends(self.now)) is not None:
+            times.append(at)
         for uid, attempt in self.world.attempts.items():
             job = self.world.jobs.get(uid)
             at = deadline(attempt, job) if job else None

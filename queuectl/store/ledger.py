@@ -15,10 +15,11 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from queuectl.model.checkpoint import Checkpoint
+from queuectl.model.faults import Reading
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Workload, WorkloadState
 from queuectl.model.plan import Admission, Portion, Preempt, Repair
 from queuectl.model.policy import Amounts, Cell, Quota
-from queuectl.store import advance, audit, checkpoints, reserve, tables, usage
+from queuectl.store import advance, audit, checkpoints, readings, reserve, tables, usage
 from queuectl.store.attempts import AttemptKey
 from queuectl.store.engine import WrongCluster, retried, transaction
 from queuectl.store.reserve import CycleResult
@@ -47,6 +48,7 @@ class Loaded:
     past: dict[str, dict[Cell, float]] = field(
         default_factory=dict
     )  # in queues' averages, what attempts no longer hold
+    readings: dict[str, Reading] = field(default_factory=dict)  # of the GPUs of nodes
 
 
 class Ledger:
@@ -94,7 +96,8 @@ class Ledger:
             attempts = attempts_from_rows(active, places)
             max_seq = await connection.scalar(select(func.coalesce(func.max(w.c.seq), 0)))
             past = await usage.past(connection, half_life=half_life, now=now) if half_life else {}
-        return Loaded(workloads=found, attempts=attempts, max_seq=int(max_seq or 0), past=past)
+            known_gpus = await readings.load(connection)
+        return Loaded(found, attempts, int(max_seq or 0), past, known_gpus)
 
     async def cycle(
         self,
@@ -188,6 +191,17 @@ class Ledger:
         async def work(_again: bool) -> None:  # noqa: FBT001
             async with transaction(self._engine) as connection:
                 await checkpoints.save(connection, epoch, saves)
+
+        await retried(work)
+
+    async def keep_readings(self, epoch: int, found: Mapping[str, Reading | None]) -> None:
+        """Record what was read last of the GPUs of each of these nodes, in one transaction; None: nothing any more."""
+        if not found:
+            return
+
+        async def work(_again: bool) -> None:  # noqa: FBT001
+            async with transaction(self._engine) as connection:
+                await readings.keep(connection, epoch, found)
 
         await retried(work)
 
