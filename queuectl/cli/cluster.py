@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -195,6 +196,7 @@ async def _read(here: "Session") -> list[NodeView]:
     from queuectl.kube import decode
     from queuectl.kube.listing import list_raw
     from queuectl.kube.names import API, claims_path, slices_path
+    from queuectl.model.faults import DEFAULT_RULES
 
     running = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
     flavors, found, pods = await asyncio.gather(
@@ -210,7 +212,7 @@ async def _read(here: "Session") -> list[NodeView]:
     )
     return views(
         kinds,
-        [decode.node(raw).value for raw in found],
+        [decode.node(raw, DEFAULT_RULES.conditions).value for raw in found],
         [decode.pod(raw).value for raw in pods],
         [decode.resource_slice(raw).value for raw in slices],
         [decode.resource_claim(raw).value for raw in claims],
@@ -250,11 +252,11 @@ def views(
             if unit:
                 held, others = used.get((node.name, resource, True), 0), used.get((node.name, resource, False), 0)
                 gpus.append(Gpus(resource, total, held, others, max(0, total - held - others), unit))
-        state = "Ready" if node.ready else "NotReady"
-        state += (",Cordoned" if node.unschedulable else "") + (",Suspect" if node.suspect else "")
+        signs = {"Cordoned": node.unschedulable, "Suspect": node.suspect, "Faulty": node.faults}
+        state = ",".join(("Ready" if node.ready else "NotReady", *(sign for sign, shown in signs.items() if shown)))
         wrong = problems(node.labels, node.allocatable, [Claim(f.name, f.gpu_model, f.gpus) for f in mine])
         names = tuple(f.name for f in mine)
-        wrong += named.problems
+        wrong += [*named.problems, *node.faults]
         kind = node.gpus if node.gpus.model else named.gpus
         result.append(
             NodeView(node.name, state, names, tuple(gpus), kind.model, kind.driver, tuple(wrong), node.suspect)
@@ -281,6 +283,7 @@ async def _watch_nodes(here: "Session", shown: Sequence[NodeView], names: Sequen
     from queuectl.kube import decode
     from queuectl.kube.informer import Informer
     from queuectl.kube.names import API, claims_path, slices_path
+    from queuectl.model.faults import DEFAULT_RULES
 
     log_to_stderr()
     changed, devices = asyncio.Event(), asyncio.Event()
@@ -294,7 +297,8 @@ async def _watch_nodes(here: "Session", shown: Sequence[NodeView], names: Sequen
             devices.set()
 
     flavors = Informer(here.client, f"{API}/resourceflavors", decode.flavor, on_flavor)
-    nodes = Informer(here.client, "/api/v1/nodes", decode.node, on_change)
+    node = partial(decode.node, faulty=DEFAULT_RULES.conditions)
+    nodes = Informer(here.client, "/api/v1/nodes", node, on_change)
     pods = Informer(here.client, "/api/v1/pods", decode.pod, on_change)
     slices = Informer(here.client, slices_path(), decode.resource_slice, on_change, after=devices)
     claims = Informer(here.client, claims_path(), decode.resource_claim, on_change, after=devices)

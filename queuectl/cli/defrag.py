@@ -89,7 +89,7 @@ async def _proposals(
         ledger = Ledger(engine)
         await ledger.bind(namespace["metadata"]["uid"])
         policy = Policy(fair_sharing=settings.fair_sharing, usage_half_life=settings.usage_half_life)
-        world = await feed.look(here.client, ledger, policy)
+        world = await feed.look(here.client, ledger, policy, settings.fault_rules)
     finally:
         await engine.dispose()
     now = time.time()

@@ -118,6 +118,8 @@ class Engine:
             self._update_history(now)
             self._world.touched |= self._world.workloads.keys()
         self._swept = now
+        for node, problem in sorted(self._world.judge_faults(now).items()):
+            log.warning("node at fault" if problem else "node at fault no more", node=node, problem=problem or None)
         self._world.touched |= self._world.overdue(now)
         for uid in self._world.attempts.keys() - self._reported.keys():  # a step just done is not done again
             self.executor.offer(uid)
@@ -125,7 +127,8 @@ class Engine:
         self._update_gauges()
 
     async def _save(self, now: float) -> None:
-        """Take in the checkpoints that pods have reported."""
+        """Take in the checkpoints that pods have reported, and what GPUs have."""
+        await self._ledger.keep_readings(self._epoch, self._world.faults.take_unsaved())
         saves = self._world.take_saves(now)
         await self._ledger.save(self._epoch, saves)
         for uid, checkpoint in saves.items():
@@ -286,6 +289,7 @@ class Engine:
             counts = +world.standing[state]
             for name in world.queues.keys() | counts.keys():
                 gauge.labels(name).set(counts[name])
+        metrics.FAULTY_NODES.set(world.faults.count)
         waits = world.plan.waits
         reasons = waits.codes() if isinstance(waits, Waits) else Counter[str]()  # no plan has been made yet
         metrics.SUSPECT.set(len(world.suspects.now))

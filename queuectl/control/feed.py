@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from queuectl.control.world import World
@@ -12,6 +13,7 @@ from queuectl.kube import decode, maintenance, volumes
 from queuectl.kube.client import KubeClient
 from queuectl.kube.informer import Informer
 from queuectl.kube.names import API, claims_path, jobs_path, pods_path, slices_path
+from queuectl.model.faults import FaultRules
 from queuectl.model.objects import Flavor, Node, Pod
 from queuectl.store.ledger import Ledger
 
@@ -48,6 +50,7 @@ def informers(
         world.on_node(old, new)
         world.upkeep.on_node(old, new)
 
+    node = partial(decode.node, faulty=world.faults.rules.conditions)
     pods = Informer(client, pods_path(), decode.pod, told(on_pod))
     upkeep = world.upkeep
     # Only where a flavor has devices; claims first, so that none of them seems to be free that is not.
@@ -60,7 +63,7 @@ def informers(
         Informer(client, f"{API}/resourceflavors", decode.flavor, told(on_flavor)),
         Informer(client, "/api/v1/namespaces", decode.namespace, told(world.on_namespace)),
         Informer(client, f"{API}/queues", decode.queue, told(world.on_queue)),
-        Informer(client, "/api/v1/nodes", decode.node, told(on_node)),
+        Informer(client, "/api/v1/nodes", node, told(on_node)),
         Informer(client, jobs_path(), decode.job, told(world.on_job)),
         pods,
         claims,
@@ -114,14 +117,16 @@ async def load(world: World, ledger: Ledger) -> None:
     loaded = await ledger.load(list(world.jobs), half_life=world.history.half_life, now=now)
     for queue, averages in loaded.past.items():
         world.history.recall(queue, averages, now)
+    world.faults.recall(loaded.readings, loaded.workloads)
     world.load(loaded.workloads, loaded.attempts, loaded.max_seq)
     world.suspects.load(loaded.offences)
     world.judge_suspects(now)  # what comes of it was told when it was new
+    world.judge_faults(now)
 
 
-async def look(client: KubeClient, ledger: Ledger, policy: Policy) -> World:
+async def look(client: KubeClient, ledger: Ledger, policy: Policy, rules: FaultRules) -> World:
     """Return the world as it is now, for somebody who only wants to know. Raises what its sources raise."""
-    world = World(BackOff(), policy)
+    world = World(BackOff(), policy, fault_rules=rules)
     everything, _ = informers(client, world)
     await asyncio.gather(*(informer.once() for informer in everything if informer.needed))
     for informer in everything:

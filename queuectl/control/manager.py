@@ -7,6 +7,7 @@ the ledger is read, then the first cycle runs. A term that is lost takes all of 
 import asyncio
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -14,6 +15,7 @@ import structlog
 
 from queuectl.control import feed, metrics
 from queuectl.control.engine import Engine
+from queuectl.control.exporters import Exporters
 from queuectl.control.janitor import Janitor
 from queuectl.control.maintenance import Maintainer
 from queuectl.control.report import Reporter
@@ -128,6 +130,7 @@ class Manager:
             BackOff(self._settings.back_off_first, self._settings.back_off_longest),
             Policy(fair_sharing=self._settings.fair_sharing, usage_half_life=self._settings.usage_half_life),
             Healing(self._settings.node_not_ready, self._settings.suspect_first),
+            self._settings.fault_rules,
         )
         writer = Writer(self._client, self._trusted)
         reporter = Reporter(world, writer, self._settings.identity, time.time)
@@ -162,6 +165,20 @@ class Manager:
             janitor = Janitor(world, writer, time.time)
             for service in (engine, engine.executor, engine.asker, reporter, janitor, maintainer):
                 group.create_task(service.run())
+            if self._settings.exporter_labels:
+                group.create_task(self._exporters(world, reporter, wake).run())
+
+    def _exporters(self, world: World, reporter: Reporter, wake: Callable[[], None]) -> Exporters:
+        return Exporters(
+            self._client,
+            world,
+            reporter,
+            wake,
+            time.time,
+            namespace=self._settings.exporter_namespace,
+            selector=self._settings.exporter_labels,
+            seconds=self._settings.exporter_seconds,
+        )
 
     def _trusted(self) -> bool:
         return self._term is not None and self._term.trusted()

@@ -38,12 +38,14 @@ LEDGER_SECONDS = Histogram(
 REFUSED = Counter("queuectl_refused_admissions", "Admissions that the ledger refused since the plan was out of date.")
 MAINTENANCE = Gauge("queuectl_maintenance_nodes", "Nodes of a NodeMaintenance.", ["maintenance", "phase"])
 STEP_FAILURES = Counter("queuectl_step_failures", "Steps that must be tried again.", ["step"])
+FAULTY_NODES = Gauge("queuectl_faulty_nodes", "Nodes that are avoided for a fault.")
+EXPORTER_FAILURES = Counter("queuectl_exporter_failures", "Exporters of GPUs' metrics that could not be read.")
 TERMS_LOST = Counter("queuectl_terms_lost", "Terms of leadership that ended early, by cause.", ["cause"])
 
 
 def forget() -> None:
     """Drop what only a leader knows, so that no two controllers tell of the same queue."""
-    for number in (LEADING, SUSPECT, AVOIDED):
+    for number in (LEADING, SUSPECT, AVOIDED, FAULTY_NODES):
         number.set(0)
     for gauge in (SUSPECT_TIMES, PENDING, ACTIVE, QUOTA, USAGE, HISTORY, WAIT_REASONS, MAINTENANCE):
         gauge.clear()

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from queuectl.model.faults import CONDITIONS, HARDWARE_XIDS, FaultRules, condition
 from queuectl.model.policy import FairRule
 
 
@@ -59,11 +60,50 @@ class Settings(BaseSettings):
         description="With fair sharing: seconds after which past use counts half against a queue when it borrows; a week"
         " is 604800. 0: only present use counts.",
     )
+    faulty_conditions: Annotated[tuple[str, ...], NoDecode] = Field(
+        CONDITIONS,
+        description="Conditions of nodes that mean a fault, as TYPE=STATUS with commas between them. Who runs on such a"
+        " node leaves it once its work is saved.",
+    )
+    faulty_xids: Annotated[tuple[Annotated[int, Field(gt=0, lt=1000)], ...], NoDecode] = Field(
+        tuple(HARDWARE_XIDS),
+        description="XIDs of NVIDIA GPUs that mean a fault of their node, with commas between them; others are told to"
+        " the job.",
+    )
+    fault_seconds: float = Field(
+        3600.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds for which a node is avoided after such an XID, or for a failure that a job blames it for.",
+    )
+    exporter_namespace: str = Field(
+        "gpu-operator", min_length=1, description="Namespace of the exporters that show the XIDs of GPUs."
+    )
+    exporter_labels: str = Field(
+        "app=nvidia-dcgm-exporter", description="Label selector of the exporters' pods; empty: none is read."
+    )
+    exporter_seconds: float = Field(
+        30.0, gt=0, le=3600, description="Pause between two readings of an exporter; longer where there are many."
+    )
     log_format: str = Field(
         "auto", pattern="^(auto|json|console)$", description="auto: console on a terminal, else JSON."
     )
 
-    @field_validator("fair_sharing", mode="before")
+    @property
+    def fault_rules(self) -> FaultRules:
+        """What counts as a fault of a node."""
+        return FaultRules(
+            frozenset(map(condition, self.faulty_conditions)), frozenset(self.faulty_xids), self.fault_seconds
+        )
+
+    @field_validator("faulty_conditions")
+    @classmethod
+    def _check_conditions(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            condition(text)
+        return value
+
+    @field_validator("fair_sharing", "faulty_conditions", "faulty_xids", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

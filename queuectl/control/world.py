@@ -13,6 +13,7 @@ from math import inf
 from queuectl.control.avoided import Avoidance, Avoided
 from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
+from queuectl.control.faults import Faults
 from queuectl.control.holdings import Holdings
 from queuectl.control.suspects import SOURCE, News, Suspects, nodes_of
 from queuectl.control.upkeep import Upkeep
@@ -31,6 +32,7 @@ from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
 from queuectl.model.checkpoint import Checkpoint, Report
 from queuectl.model.devices import DeviceClaim, Slice
+from queuectl.model.faults import DEFAULT_RULES, FaultRules
 from queuectl.model.lifecycle import (
     LEAVING,
     Attempt,
@@ -95,6 +97,7 @@ class World:
         back_off: BackOff,
         policy: Policy = Policy(),  # noqa: B008 - frozen
         healing: Healing = Healing(),  # noqa: B008
+        fault_rules: FaultRules = DEFAULT_RULES,
     ) -> None:
         """Start empty; informers fill it before ``load``."""
         self.fleet = Fleet()
@@ -123,6 +126,7 @@ class World:
         self._windows: Mapping[str, float] = {}  # when maintenance takes nodes
         self.upkeep = Upkeep()
         self.suspects = Suspects(healing)
+        self.faults = Faults(fault_rules)
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
@@ -158,13 +162,23 @@ class World:
             self._nodes.pop(name, None)
         else:
             self._nodes[name] = new
+        self.faults.on_node(name, new)
         self._judge_node(name)
 
-    def avoid(self, source: str, nodes: Mapping[str, Avoidance]) -> None:
-        """Have nobody new go onto these nodes, each for its reason; what the source said before is over."""
-        for name in self._avoided.say(source, nodes):
-            if name in self._nodes:
-                self._judge_node(name)
+    def avoid(self, source: str, nodes: Mapping[str, Avoidance]) -> set[str]:
+        """Have nobody new go onto these nodes, each for its reason; what the source said before is over.
+
+        Return the nodes for which that is new.
+        """
+        changed = self._avoided.say(source, nodes)
+        for name in changed & self._nodes.keys():
+            self._judge_node(name)
+        return changed
+
+    def judge_faults(self, now: float) -> dict[str, str]:
+        """Look which nodes are at fault by now; return why, for those for which that is new; empty: they are no more."""
+        faulty = self.faults.avoided(now)
+        return {name: faulty[name].why if name in faulty else "" for name in self.avoid("faults", faulty)}
 
     def take_at(self, nodes: Mapping[str, float]) -> None:
         """Have maintenance windows take these nodes at these times, in Unix seconds, and no others."""
@@ -709,6 +723,17 @@ class World:
         workload = self.workloads.get(uid)
         return workload is None or workload.state is WorkloadState.FINISHED
 
+    def whose(self, node: str, pod: str) -> str | None:
+        """Return whose a pod on a node is, by its namespace and name; without these, who is alone there."""
+        there = self._on_node.get(node, set())
+        if not pod:
+            return next(iter(there)) if len(there) == 1 else None
+        for uid in there:
+            pods = self.pods.get((uid, self.attempts[uid].number), {}).values() if uid in self.attempts else ()
+            if any(f"{one.namespace}/{one.name}" == pod for one in pods):
+                return uid
+        return None
+
     def orphans(self) -> list[Pod]:
         """Return pods of ours that no active attempt owns and that may still run."""
         return [
@@ -834,6 +859,7 @@ class World:
                 state=WorkloadState.QUEUED if requeued else WorkloadState.FINISHED,
                 failures=workload.failures + end.charged,
                 late_starts=workload.late_starts + end.late,
+                ignored=end.ignored or workload.ignored,
                 not_before=end.not_before,
                 preemptions=workload.preemptions + (attempt.holds and end.why.reason in FOR_OTHERS),
                 requeued_at=now,
@@ -842,6 +868,9 @@ class World:
                 lost=workload.lost + lost,
             )
         )
+        if end.ignored is not None:
+            self.faults.blame(self.workloads[workload.uid])
+            self.judge_faults(now)
         del self.attempts[workload.uid]
         self._small.discard(workload.uid)
         self._count_held(workload.uid)

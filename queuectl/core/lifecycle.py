@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from queuectl.core import failures
 from queuectl.core.checkpoint import answered, asked, interruption, leave
 from queuectl.core.elastic import finished, keys, last, numbered, spare
 from queuectl.model.checkpoint import Ask, Report
@@ -245,11 +246,14 @@ def _pod_fault(view: View, job: Job) -> End | None:
     """Return the end that faulty pods cause. What was done to a pod goes before what it did: peers fail of it."""
     if view.attempt.state in {AttemptState.CLAIMED, AttemptState.RESERVED}:
         return None
+    pods = [pod for pod in members(view.attempt, view.pods) if pod.phase == "Failed"]
+    ruled = failures.disruption([pod for pod in pods if pod.disrupted], job)
+    if ruled is not None:
+        return _failed(view, job, ruled)
     lost = _lost(view)
     if lost is not None:
         return None if loss(view) else _saving_first(view, job, lost)
-    failed = next((pod for pod in members(view.attempt, view.pods) if pod.phase == "Failed"), None)
-    return _failed(view, job, failed) if failed else None
+    return _failed(view, job, failures.decisive(pods, job)) if pods else None
 
 
 def _lost(view: View) -> End | None:
@@ -323,7 +327,7 @@ def loss(view: View) -> Loss | None:
     if job is None or not job.replaces_lost_pods or view.irreparable or job.generation != attempt.generation:
         return None
     end = _lost(view) if attempt.state is AttemptState.RUNNING and not attempt.done else None
-    if end is None:
+    if end is None or failures.disruption([pod for pod in view.pods.values() if _is_disrupted(pod)], job):
         return None
     at = numbered(attempt.placements)
 
@@ -405,9 +409,10 @@ def _growth_failed(view: View, job: Job) -> Move | None:
     if problem is None:
         return None
     pods = [view.pods[key] for key in sorted(attempt.coming) if key in view.pods]
-    failed = next((pod for pod in pods if pod.phase == "Failed" and not pod.disrupted), None)
-    if failed is not None and attempt.state is AttemptState.GROWING and not _can_spare(view):
-        return Move(attempt.uid, attempt.number, AttemptState.ENDING, _failed(view, job, failed))
+    failed = [pod for pod in pods if pod.phase == "Failed" and not pod.disrupted]
+    if failed and attempt.state is AttemptState.GROWING and not _can_spare(view):
+        end = _failed(view, job, failures.decisive(failed, job))
+        return Move(attempt.uid, attempt.number, AttemptState.ENDING, end)
     return not_grown(view, problem)
 
 
@@ -452,15 +457,8 @@ def _late(view: View, job: Job) -> End | None:
     return _again_later(view, why(Reason.PODS_READY_TIMEOUT, **facts))
 
 
-def _failed(view: View, job: Job, pod: Pod) -> End:
-    code = "unknown" if pod.exit_code is None else pod.exit_code
-    cause = why(Reason.POD_FAILED, pod=pod.name, code=code)
-    failures = view.workload.failures + 1
-    if failures > job.backoff_limit:
-        facts = {"failures": failures, "limit": job.backoff_limit, "cause": str(cause)}
-        return End(why(Reason.BACKOFF_LIMIT_EXCEEDED, **facts), Outcome.FAILED, charged=True, exit_code=pod.exit_code)
-    not_before = view.back_off.until(view.now, failures)
-    return End(cause, Outcome.REQUEUE, not_before, charged=True, exit_code=pod.exit_code)
+def _failed(view: View, job: Job, failure: failures.Failure) -> End:
+    return failures.end(failure, view.workload, job, view.now, lambda times: view.back_off.until(view.now, times))
 
 
 def _again_later(view: View, cause: Why) -> End:

@@ -29,6 +29,9 @@ SHARE = 10  # one node of so many is avoided at most
 _OF_PODS = frozenset(
     {Reason.POD_FAILED, Reason.POD_DISRUPTED, Reason.POD_STUCK, Reason.PODS_READY_TIMEOUT}
 )  # fmt: skip
+_FAILURES = frozenset(
+    {Reason.POD_FAILED, Reason.BACKOFF_LIMIT_EXCEEDED, Reason.NODE_BLAMED, Reason.FAILURE_IGNORED}
+)  # fmt: skip
 # Why kubelets end or refuse pods by themselves; all else is somebody's decision.
 _BY_KUBELET = frozenset({"TerminationByKubelet", "UnexpectedAdmissionError"})
 
@@ -40,15 +43,15 @@ def offences(view: View, move: Move | None, cause: Why | None) -> list[Offence]:
         return [_offence(view, pod.node, _still_there(view, pod)) for pod in stuck if pod.node not in view.unready]
     if cause is None:
         return []
-    pods, failures = members(view.attempt, view.pods), (Reason.POD_FAILED, Reason.BACKOFF_LIMIT_EXCEEDED)
+    pods = members(view.attempt, view.pods)
     found: dict[str, Why] = {}
-    if cause.reason in {Reason.NODE_LOST, Reason.NODE_NOT_READY}:
+    if cause.reason in {Reason.NODE_LOST, Reason.NODE_NOT_READY, Reason.NODE_FAULTY}:
         found = {str(cause.facts["node"]): cause}
     elif cause.reason is Reason.POD_DISRUPTED:
         found = {pod.node: cause for pod in pods if pod.node and pod.disrupted_by in _BY_KUBELET}
     elif cause.reason is Reason.PODS_READY_TIMEOUT:
         found = dict.fromkeys(_only_node_not_ready(view.attempt, pods), cause)
-    elif cause.reason in failures:
+    elif cause.reason in _FAILURES:
         failed = (pod for pod in pods if pod.node and pod.phase == "Failed" and not pod.disrupted)
         found = {pod.node: why(Reason.POD_FAILED, pod=pod.name, code=pod.exit_code) for pod in failed}
         found = dict(sorted(found.items())[:2])  # two tell as well as all that it is the job's own doing

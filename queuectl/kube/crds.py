@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, StrictBool, StrictStr, model_validator
 
+from queuectl.kube.failures import IN_SPEC, PodFailurePolicy
 from queuectl.kube.fields import (
     FilePath,
     LevelName,
@@ -404,6 +405,7 @@ class TrainingJobSpec(Part):
                 _NO_SUCH_ROLE,
                 field=".checkpoint",
             ),
+            *IN_SPEC,
         )
     )
 
@@ -457,6 +459,9 @@ class TrainingJobSpec(Part):
     backoff_limit: Int32 = Field(
         3, ge=0, le=INT32, description="How many failed attempts are tried again before the job fails."
     )
+    pod_failure_policy: PodFailurePolicy | None = Field(
+        None, description="What follows from failed pods, by their exit codes and conditions; all count when absent."
+    )
     replace_lost_pods: StrictBool = Field(
         False,  # noqa: FBT003
         description="Whether pods that are lost with their node, or removed by others, are replaced while the others"
@@ -496,6 +501,12 @@ class TrainingJobSpec(Part):
             name not in names for other in (self.gpu and self.gpu.alternatives) or () for name in other.replicas or ()
         ):
             raise ValueError(_UNKNOWN_ROLE)
+        if self.pod_failure_policy is not None:
+            specs = {role.name: role.template.spec for role in self.roles}
+            named = {name: [c.name for c in (*s.containers, *(s.init_containers or ()))] for name, s in specs.items()}
+            restarting = [name for name, s in specs.items() if s.restart_policy != "Never"]
+            if problem := self.pod_failure_policy.problem(named, restarting):
+                raise ValueError(problem)
         return self
 
     def asks_gpu(self) -> bool:

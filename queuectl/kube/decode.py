@@ -1,14 +1,14 @@
 """From the API server's bytes to the vocabulary; only fields that are used are read."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from fractions import Fraction
 from typing import Any
 
 import msgspec
 
-from queuectl.kube import moves, reports
+from queuectl.kube import failures, faults, moves, reports
 from queuectl.kube.alone import alone, unpromised
 from queuectl.kube.informer import Item
 from queuectl.kube.maintenance import mark
@@ -135,8 +135,8 @@ class _Node(msgspec.Struct):
 _decode_node = msgspec.json.Decoder(_Node).decode
 
 
-def node(raw: Bytes) -> Item[Node]:
-    """Decode a node; raises ValueError when it announces nonsense."""
+def node(raw: Bytes, faulty: Collection[tuple[str, str]] = ()) -> Item[Node]:
+    """Decode a node; raises ValueError when it announces nonsense. ``faulty``: the conditions that count as faults."""
     seen = _decode_node(raw)
     held = {c.type: c for c in seen.status.conditions if c.status == "True"}
     since = next((c.last_transition_time for c in seen.status.conditions if c.type == "Ready"), None)
@@ -152,6 +152,7 @@ def node(raw: Bytes) -> Item[Node]:
         suspect=held[SUSPECT].message if SUSPECT in held else "",
         gpus=gpus.read(seen.metadata.labels),
         mark=mark(seen.metadata.annotations),
+        faults=faults.of_node(seen.status.conditions, faulty),
     )
     return Item(seen.metadata.name, seen.metadata.resource_version, value)
 
@@ -184,6 +185,7 @@ class _ContainerState(msgspec.Struct):
 
 
 class _ContainerStatus(msgspec.Struct, rename="camel"):
+    name: str = ""
     state: _ContainerState = msgspec.field(default_factory=_ContainerState)
     last_state: _ContainerState = msgspec.field(default_factory=_ContainerState)  # before it was started anew
 
@@ -216,6 +218,7 @@ def pod(raw: Bytes) -> Item[Pod]:
     stops_by = meta.deletion_timestamp.timestamp() if meta.deletion_timestamp else None
     report, problem = _report(seen) if WORKLOAD_LABEL in labels else (None, "")
     counts = seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"}
+    failed = WORKLOAD_LABEL in labels and seen.status.phase == "Failed"
     value = Pod(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -229,6 +232,8 @@ def pod(raw: Bytes) -> Item[Pod]:
         told_at=(stops_by or 0.0) - (meta.deletion_grace_period_seconds or 0),
         stops_by=stops_by,
         exit_code=_exit_code(seen.status),
+        exits=_exits(seen.status) if failed else (),
+        conditions=tuple((c.type, c.status) for c in seen.status.conditions) if failed else (),
         disrupted=(disrupted.message or "DisruptionTarget") if disrupted else "",
         disrupted_by=disrupted.reason if disrupted else "",
         workload=labels.get(WORKLOAD_LABEL, ""),
@@ -287,6 +292,14 @@ def _exit_code(status: _PodStatus) -> int | None:
         if c.state.terminated
     ]
     return next((code for code in codes if code), codes[0] if codes else None)
+
+
+def _exits(status: _PodStatus) -> tuple[tuple[str, int], ...]:
+    return tuple(
+        (c.name, c.state.terminated.exit_code)
+        for c in (*status.init_container_statuses, *status.container_statuses)
+        if c.state.terminated and c.state.terminated.exit_code
+    )
 
 
 def _number(text: str | None) -> int:
@@ -659,6 +672,7 @@ def job(raw: Bytes) -> Item[Job]:
         has_finalizer=FINALIZER in meta.finalizers,
         start_deadline_seconds=lifetime.start,
         backoff_limit=spec.get("backoffLimit", 3),
+        failures=failures.policy(spec.get("podFailurePolicy")),
         replaces_lost_pods=spec.get("replaceLostPods") or False,
         max_run_seconds=lifetime.run,
         ttl_seconds=spec.get("ttlSecondsAfterFinished"),

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from queuectl.model.checkpoint import Ask, Checkpoint, Interruption
+from queuectl.model.failures import NONE_IGNORED, Ignored
 from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.reasons import FOR_OTHERS, LEAVES_NODE, Reason, Why, why
 
@@ -101,6 +102,7 @@ class End:
     not_before: float = 0.0  # Unix seconds; with REQUEUE: not admitted again earlier
     charged: bool = False  # counts against backoffLimit
     late: bool = False  # counts for the start back-off
+    ignored: Ignored | None = None  # with a failure that is not charged: what is known of such by then
     exit_code: int | None = None  # of the pod that decided it
     barred: int | None = None  # the job's generation with which it is not tried again
     ask: Ask | None = None  # its pods are told to save their work before, or with SIGTERM
@@ -290,6 +292,7 @@ class Workload:
     state: WorkloadState = WorkloadState.QUEUED
     attempt: int = 0
     failures: int = 0  # attempts that ended charged
+    ignored: Ignored = NONE_IGNORED  # those that failed and were not charged
     late_starts: int = 0  # attempts that ended late, since the last that ran
     not_before: float = 0.0
     preemptions: int = 0  # attempts that ended for somebody else

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from queuectl.model.checkpoint import Report, Saving
+from queuectl.model.failures import NO_RULES, FailurePolicy
 from queuectl.model.gpus import NO_GPUS, Gpus
 from queuectl.model.policy import Cap, Cell, FlavorChoice, OverQuota, Preemption, Quota, StopPolicy
 from queuectl.model.reasons import Why
@@ -321,6 +322,7 @@ class Node:
     gpus: Gpus = NO_GPUS
     devices: tuple[Device, ...] = ()  # its allocatable has them, too: 1 of each, and all of what they count as
     mark: Mark = Mark()
+    faults: tuple[str, ...] = ()  # what conditions say of it that counts, for people
     avoided: str = ""  # why nobody new goes there for now, for people; empty: it is not avoided
     taken_at: float | None = None  # Unix seconds at which a maintenance window takes it; None: none is known
     unready_since: float | None = None  # Unix seconds; None: it is ready, or has never been
@@ -387,6 +389,8 @@ class Pod:
     told_at: float = 0.0  # Unix seconds: since when it is being deleted
     stops_by: float | None = None  # Unix seconds: until when it may take to stop; None: it is not deleted
     exit_code: int | None = None
+    exits: tuple[tuple[str, int], ...] = ()  # of one of ours that failed: containers, and their codes other than 0
+    conditions: tuple[tuple[str, str], ...] = ()  # of the same: type and status
     disrupted: str = ""  # message of a DisruptionTarget condition, or why its kubelet did not take it
     disrupted_by: str = ""  # that condition's reason, or the kubelet's
     workload: str = ""
@@ -441,6 +445,7 @@ class Job:
     has_finalizer: bool = False
     start_deadline_seconds: int = 300
     backoff_limit: int = 3
+    failures: FailurePolicy = NO_RULES
     replaces_lost_pods: bool = False  # whether a gang that lost some runs on until they are replaced
     max_run_seconds: int | None = None
     ttl_seconds: int | None = None

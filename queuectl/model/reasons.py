@@ -117,9 +117,17 @@ class Reason(Enum):
     NODE_NOT_READY = "Node {node} has not been ready for {seconds} s: nobody knows what its pods do."
     NODE_FAULTY = "It leaves node {node}, which is at fault: {problem}."
     NODE_MAINTENANCE = "It leaves node {node} for maintenance: {problem}."
+    GPU_ERROR = "On node {node}, {error}; the node is not blamed for it."
     REPAIR_FAILED = "The lost pods could not be replaced: {problem}."
     POD_LOST = "Pod {pod} was removed by others."
     POD_FAILED = "Pod {pod} failed with exit code {code}."
+    FAILURE_IGNORED = (
+        "Pod {pod} failed with {how}, which {rule} ignores: {times} of at most {limit} such failures in a row."
+    )
+    NODE_BLAMED = (
+        "Pod {pod} failed with {how}, for which {rule} blames node {node}: it starts again on others. {times} of at most"
+        " {limit} such failures in a row."
+    )
     POD_DISRUPTED = "Pod {pod} was disrupted: {problem}"
     POD_STUCK = "Pod {pod} should have stopped {seconds} s ago and is still there."
     SPEC_CHANGED = "The spec was changed between the decision and the start."
@@ -154,6 +162,10 @@ class Reason(Enum):
     # the end
     SUCCEEDED = "All pods that must succeed did."
     BACKOFF_LIMIT_EXCEEDED = "Failed {failures:time}, backoffLimit is {limit}; last: {cause}"
+    POD_FAILURE_POLICY = "Pod {pod} failed with {how}, for which {rule} fails the job."
+    IGNORE_LIMIT_EXCEEDED = (
+        "Failed {times:time} in a row without getting further, ignoreLimit is {limit}; last: {cause}"
+    )
     MAX_RUN_SECONDS_EXCEEDED = "Ran longer than maxRunSeconds of {seconds}."
     DELETED = "Deleted by its user."
 

@@ -175,6 +175,7 @@ class Clockwork:
 
     def settle(self) -> None:
         """Let the controller do all that is due now. Raises OverbookedError or RestlessError."""
+        self.world.judge_faults(self.now)
         self.world.touched |= self.world.overdue(self.now)
         for _ in range(MAX_ROUNDS):
             self._round()
@@ -198,6 +199,7 @@ class Clockwork:
         for queue, amounts, since, until in self._held:
             self.world.history.begin(queue, amounts, since)
             self.world.history.end(queue, amounts, until)
+        self.world.faults.recall({}, workloads)
         self.world.load(workloads, attempts, max((w.seq for w in workloads), default=0))
         self.world.suspects.load(self._offences)
         self._reported = {}
@@ -385,6 +387,8 @@ class Clockwork:
             times.append(self.world.suspects.wake_at)
         if self.world.plan.wake_at is not None:
             times.append(self.world.plan.wake_at)
+        if (at := self.world.faults.ends(self.now)) is not None:
+            times.append(at)
         for uid, attempt in self.world.attempts.items():
             job = self.world.jobs.get(uid)
             at = deadline(attempt, job) if job else None

@@ -91,7 +91,7 @@ class Cluster:
     def happen(self, event: EventForm, now: float) -> bool:
         """Let an event happen; False when there is nothing that it could happen to."""
         match event.verb:
-            case "node_down" | "node_up" | "node_silent" | "cordon" | "uncordon":
+            case "node_down" | "node_up" | "node_silent" | "node_fault" | "node_healed" | "cordon" | "uncordon":
                 return self._turn(event.verb, event.target, now)
             case "drain":
                 return self._drain(event.target, event.at)
@@ -181,15 +181,18 @@ class Cluster:
         return None
 
     def started(self, attempt: Attempt) -> None:
-        """Have the pods of a job of which all are ready succeed when their time has come."""
+        """Have the pods of a job of which all are ready succeed, or one fail, when their time has come."""
 
-        def succeed(keys: Collection[PodKey]) -> None:
+        def then(action: Callable[[], object]) -> None:
             current = self.world.attempts.get(attempt.uid)
             if current is not None and current.number == attempt.number:
-                self.succeed(attempt.uid, keys)
+                action()
 
-        for seconds, keys in self._forms[attempt.uid].pod_ends.items():
-            self._later(seconds, lambda keys=keys: succeed(keys))  # type: ignore[misc]
+        form = self._forms[attempt.uid]
+        for seconds, keys in form.pod_ends.items():
+            self._later(seconds, lambda keys=keys: then(lambda: self.succeed(attempt.uid, keys)))  # type: ignore[misc]
+        if form.fails is not None:
+            self._later(form.fails, lambda: then(lambda: self._stop(attempt.uid, failed=True)))
 
     def succeed(self, name: str, keys: Collection[PodKey]) -> None:
         """Have these pods of a job's attempt succeed, by role and index; those that are there and run."""
@@ -284,6 +287,9 @@ class Cluster:
             if after is not None:
                 self._silent.add(name)
                 self._nodes[name] = after
+        elif before is not None and verb in {"node_fault", "node_healed"}:
+            faults = ("condition KernelDeadlock is True",) if verb == "node_fault" else ()
+            after = self._nodes[name] = replace(before, faults=faults)
         elif before is not None:
             after = self._nodes[name] = replace(before, unschedulable=verb == "cordon")
         else:
@@ -327,7 +333,9 @@ class Cluster:
         if not failed:
             self.succeed(name, [(pod.role, pod.index) for pod in pods])
         for pod in pods[:1] if failed else ():
-            self._set_pod(replace(pod, phase="Failed", ready=False, exit_code=1, requests=()))
+            code = self._forms[name].exit_code
+            ended = replace(pod, phase="Failed", ready=False, exit_code=code, requests=())
+            self._set_pod(replace(ended, exits=(("main", code),)))
         return True
 
     def _of(self, name: str, attempt: int) -> list[Pod]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StrictBool, StrictStr, ValidationError, field_validator, model_validator
 
 from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, RoleGpu, RoleTopology, TrainingJob
+from queuectl.kube.failures import PodFailurePolicy
 from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
 from queuectl.kube.names import API_VERSION, SUBMITTED_BY
 from queuectl.kube.parts import Int32, Labels, Part, Text
@@ -150,6 +151,9 @@ class JobForm(Asks):
     hold: StrictBool | None = None
     start_deadline_seconds: Int32 | None = None
     backoff_limit: Int32 | None = None
+    pod_failure_policy: PodFailurePolicy | None = None
+    fails: Seconds | None = None
+    exit_code: Annotated[Int32, Field(ge=1, le=255)] = 1
     replace_lost_pods: StrictBool | None = None
     max_run_seconds: Int32 | None = None
 
@@ -186,7 +190,7 @@ class JobForm(Asks):
         roles = [{**role.role(role.name), "mustSucceed": role.must_succeed} for role in self.roles or ()]
         passed = {
             "queue", "priority", "preemptible", "hold", "start_deadline_seconds", "backoff_limit", "max_run_seconds",
-            "replace_lost_pods",
+            "replace_lost_pods", "pod_failure_policy",
         }  # fmt: skip
         spec = self.model_dump(by_alias=True, exclude_none=True, include=passed)
         spec["roles"] = roles or [self.role(ROLE)]
@@ -246,6 +250,8 @@ class EventForm(Part):
     node_down: StrictStr | None = None
     node_up: StrictStr | None = None
     node_silent: StrictStr | None = None
+    node_fault: StrictStr | None = None
+    node_healed: StrictStr | None = None
     cordon: StrictStr | None = None
     uncordon: StrictStr | None = None
     drain: StrictStr | None = None
@@ -399,7 +405,7 @@ class Scenario(Part):
         return [*(flavor.manifest() for flavor in self.flavors), *(queue.manifest() for queue in self.queues)]
 
 
-_OF_NODES = {"node_down", "node_up", "node_silent", "cordon", "uncordon", "drain"}
+_OF_NODES = {"node_down", "node_up", "node_silent", "node_fault", "node_healed", "cordon", "uncordon", "drain"}
 
 
 def edited(queue: QueueForm, edit: QuotaEdit) -> QueueForm:

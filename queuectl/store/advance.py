@@ -1,7 +1,7 @@
 """Moving attempts along their arrows, and giving their room back at the end."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 
 from sqlalchemy import BigInteger, Float, Integer, Text, case, func, literal, select, update
@@ -267,11 +267,12 @@ async def _free(
                 "preempted": int(held.holds and end.why.reason in FOR_OTHERS),
                 "lost": lost[uid, number].lost.gpu_seconds if (uid, number) in lost else 0,
                 "last_end": end_to_json(end),
+                "ignored": asdict(end.ignored) if end.ignored else None,
             }
         )
     given = rowset(
         rows, uid=Text, state=Text, not_before=Float(53), charged=Integer, late=Integer, preempted=Integer,
-        lost=BigInteger, last_end=JSONB,
+        lost=BigInteger, last_end=JSONB, ignored=JSONB,
     )  # fmt: skip
     finished = given.c.state == WorkloadState.FINISHED.value
     at = literal(now, tables.UnixTime)
@@ -282,6 +283,7 @@ async def _free(
             not_before=func.to_timestamp(given.c.not_before),
             failures=w.c.failures + given.c.charged,
             late_starts=w.c.late_starts + given.c.late,
+            ignored=func.coalesce(given.c.ignored, w.c.ignored),
             preemptions=w.c.preemptions + given.c.preempted,
             lost=w.c.lost + given.c.lost,
             requeued_at=at,

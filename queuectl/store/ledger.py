@@ -16,11 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from queuectl.core.suspects import REMEMBERED
 from queuectl.model.checkpoint import Checkpoint
+from queuectl.model.faults import Reading
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Workload, WorkloadState
 from queuectl.model.plan import Admission, Portion, Preempt, Repair
 from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.suspects import Offence
-from queuectl.store import advance, audit, checkpoints, reserve, suspects, tables, usage
+from queuectl.store import advance, audit, checkpoints, readings, reserve, suspects, tables, usage
 from queuectl.store.attempts import AttemptKey
 from queuectl.store.engine import WrongCluster, retried, transaction
 from queuectl.store.reserve import CycleResult
@@ -50,6 +51,7 @@ class Loaded:
         default_factory=dict
     )  # in queues' averages, what attempts no longer hold
     offences: list[Offence] = field(default_factory=list)  # of nodes, the oldest first
+    readings: dict[str, Reading] = field(default_factory=dict)  # of the GPUs of nodes
 
 
 class Ledger:
@@ -99,7 +101,8 @@ class Ledger:
             max_seq = await connection.scalar(select(func.coalesce(func.max(w.c.seq), 0)))
             past = await usage.past(connection, half_life=half_life, now=now) if half_life else {}
             offences = await suspects.load(connection, since=max(0.0, now - REMEMBERED))
-        return Loaded(workloads=found, attempts=attempts, max_seq=int(max_seq or 0), past=past, offences=offences)
+            known_gpus = await readings.load(connection)
+        return Loaded(found, attempts, int(max_seq or 0), past, offences, known_gpus)
 
     async def cycle(
         self,
@@ -204,6 +207,17 @@ class Ledger:
         async def work(_again: bool) -> None:  # noqa: FBT001
             async with transaction(self._engine) as connection:
                 await suspects.offend(connection, epoch, offences, forgiven)
+
+        await retried(work)
+
+    async def keep_readings(self, epoch: int, found: Mapping[str, Reading | None]) -> None:
+        """Record what was read last of the GPUs of each of these nodes, in one transaction; None: nothing any more."""
+        if not found:
+            return
+
+        async def work(_again: bool) -> None:  # noqa: FBT001
+            async with transaction(self._engine) as connection:
+                await readings.keep(connection, epoch, found)
 
         await retried(work)
 

@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
 from queuectl.model.checkpoint import Ask, Checkpoint
+from queuectl.model.failures import NONE_IGNORED, Ignored
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Outcome, Workload, WorkloadState
 from queuectl.model.plan import Placement, Portion
 from queuectl.model.reasons import BY_CODE, Why
@@ -49,6 +50,7 @@ def end_to_json(end: End | None) -> dict[str, Any] | None:
         "exit_code": end.exit_code,
         "barred": end.barred,
         "ask": asdict(end.ask) if end.ask else None,
+        "ignored": asdict(end.ignored) if end.ignored else None,
     }
 
 
@@ -65,7 +67,13 @@ def end_from_json(data: Mapping[str, Any] | None) -> End | None:
         exit_code=data["exit_code"],
         barred=data.get("barred"),  # earlier versions did not record it
         ask=Ask(**data["ask"]) if data.get("ask") else None,  # nor this
+        ignored=ignored_from_json(data.get("ignored")),  # nor this
     )
+
+
+def ignored_from_json(data: Mapping[str, Any] | None) -> Ignored | None:
+    """Decode failures that were not charged; None when there are none."""
+    return Ignored(data["times"], data["step"], tuple((node, at) for node, at in data["nodes"])) if data else None
 
 
 def checkpoint_to_json(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -106,6 +114,7 @@ def workload_from_row(row: RowMapping) -> Workload:
         state=WorkloadState(row["state"]),
         attempt=row["attempt"],
         failures=row["failures"],
+        ignored=ignored_from_json(row["ignored"]) or NONE_IGNORED,
         late_starts=row["late_starts"],
         not_before=row["not_before"],
         preemptions=row["preemptions"],

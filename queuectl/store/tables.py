@@ -121,6 +121,7 @@ workload = Table(
     Column("attempt", Integer, nullable=False, server_default=text("0")),
     Column("failures", Integer, nullable=False, server_default=text("0")),
     Column("late_starts", Integer, nullable=False, server_default=text("0")),
+    Column("ignored", JSONB),  # failures that were not charged: times, step, nodes
     Column("not_before", UnixTime, nullable=False, server_default=text("to_timestamp(0)")),
     Column("preemptions", Integer, nullable=False, server_default=text("0")),
     Column("first_admitted_at", UnixTime),
@@ -133,6 +134,14 @@ workload = Table(
     CheckConstraint("(state = 'Finished') = (finished_at IS NOT NULL)", name="finished"),
     Index("ix_workload_unfinished", "uid", postgresql_where=text("state <> 'Finished'")),
     Index("ix_workload_seq", "seq"),
+)
+
+gpu_reading = Table(
+    "gpu_reading",
+    metadata,
+    Column("node", Text, primary_key=True),
+    Column("levels", JSONB, nullable=False),  # what its exporter showed last: key of a Xid → how many
+    Column("faults", JSONB, nullable=False),  # what came of it: [[gpu, xid, Unix seconds], ...]
 )
 
 attempt = Table(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from tests.bench import decisions, gangs, openb, racks, shown, victims
+from tests.bench import decisions, exporters, gangs, openb, racks, shown, victims
 from tests.bench.load import Load
 
 SIZE = Load()
@@ -68,7 +68,15 @@ def _victims(_: argparse.Namespace) -> Part:
     return {"victims": figures}, f"{victims.table(searches)}\n\n{victims.distance_table(distances)}"
 
 
-PARTS = {"gangs": _gangs, "decisions": _decisions, "victims": _victims, "openb": _openb, "racks": _racks}
+def _exporters(_: argparse.Namespace) -> Part:
+    costs = exporters.measure()
+    return {"exporters": [asdict(one) for one in costs]}, exporters.table(costs)
+
+
+PARTS = {
+    "gangs": _gangs, "decisions": _decisions, "victims": _victims, "exporters": _exporters, "openb": _openb,
+    "racks": _racks,
+}  # fmt: skip
 OF_TRACES = {"openb", "racks"}  # these read inventories
 
 

@@ -4,7 +4,7 @@ import gzip
 import math
 from pathlib import Path
 
-from tests.bench import decisions, gangs, openb, shown, victims
+from tests.bench import decisions, exporters, gangs, openb, shown, victims
 from tests.bench.load import Load
 
 TINY = Load(gangs=3, pods=2, gpus=4, nodes=4, limit=120)
@@ -75,3 +75,10 @@ def test_a_cluster_is_filled_by_each_rule_with_the_same_pods_and_no_device_twice
     left = sum(sum(state.left) for state in states)
     assert left + sum(ask.gpu for ask in placed) == trace.gpus
     assert all(min((state.cpu, state.memory, *state.left)) >= 0 for state in states)
+
+
+def test_reading_exporters_is_timed_with_and_without_errors_of_gpus() -> None:
+    healthy, faulty = exporters.measure(5)
+    assert (healthy.xids, faulty.xids) == (0, 8)
+    assert all(cost.bytes > 50_000 and cost.milliseconds > 0 for cost in (healthy, faulty))
+    assert "CPU each" in exporters.table([healthy, faulty])

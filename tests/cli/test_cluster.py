@@ -99,6 +99,11 @@ def test_wide_nodes_tell_what_their_gpus_are_and_what_can_t_be_right() -> None:
     assert rows[0][11] == "; ".join(shown[0].problems)
 
 
+def test_nodes_show_what_conditions_say_to_be_at_fault() -> None:
+    [view] = views([], [replace(node("a"), faults=("condition GPUMissing is True",), unschedulable=True)], [])
+    assert (view.state, view.problems[-1]) == ("Ready,Cordoned,Faulty", "condition GPUMissing is True")
+
+
 def test_nodes_show_gpus_that_claims_name() -> None:
     kind = DeviceKind("d.example.com", "gpus", GPU, "uuid")
     listed = [

@@ -26,7 +26,7 @@ PROJECT = [
     "elastic_split", "elastic_taken_back", "fair_share", "gpu_driver", "gpu_memory", "gpu_models_apart",
     "gpu_shared", "gpu_slices", "held_room", "leaving_is_enough", "limits_per_namespace", "limits_per_user",
     "least_lost", "least_lost_in_turn", "least_lost_peers", "lost_node", "lost_node_other_rack", "lost_node_replaced",
-    "lost_node_spare", "namespaces", "never_fits", "partial", "partly_done", "partly_done_claim", "preempts_in_vain",
+    "lost_node_spare", "namespaces", "never_fits", "node_faulty", "partial", "partly_done", "partly_done_claim", "preempts_in_vain",
     "priority", "priority_order", "quota_cut_in_cohort", "quota_lowered", "racks", "reclaim", "restart",
     "saves_and_succeeds", "saves_for_nobody", "saves_in_time",
     "waiting_is_enough",

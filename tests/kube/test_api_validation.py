@@ -41,6 +41,11 @@ class Refused:
     code: int = field(default=422)
 
 
+def on(*values: int, **more: str) -> Manifest:
+    """Return exit codes of a rule."""
+    return {"onExitCodes": {"operator": "In", "values": [*values], **more}}
+
+
 REFUSED = {
     "unknown field": Refused(
         job(proirity=3), ("spec.proirity", "unknown field"), model=("did you mean priority?",), code=400
@@ -175,6 +180,52 @@ REFUSED = {
     "a role that there is not to ask": Refused(
         job(checkpoint={"role": "chief"}), ("spec", "checkpoint.role names a role that the job does not have")
     ),
+    "a rule for failures that goes by nothing": Refused(
+        job(podFailurePolicy={"rules": [{"action": "Ignore"}]}),
+        ("spec.podFailurePolicy.rules[0]", "a rule goes by onExitCodes or by onPodConditions; give one of them"),
+    ),
+    "a rule for failures that goes by both": Refused(
+        job(podFailurePolicy={"rules": [{"action": "Ignore", **on(1), "onPodConditions": [{"type": "A"}]}]}),
+        ("spec.podFailurePolicy.rules[0]", "give one of them"),
+    ),
+    "a rule for failures with an action that there is not": Refused(
+        job(podFailurePolicy={"rules": [{"action": "FailIndex", **on(1)}]}),
+        ("spec.podFailurePolicy.rules[0].action", "FailIndex", "AvoidNode"),
+    ),
+    "a rule for success": Refused(
+        job(podFailurePolicy={"rules": [{"action": "Ignore", **on(0, 1)}]}),
+        ("spec.podFailurePolicy.rules[0].onExitCodes", "exit code 0 is no failure; leave it out"),
+    ),
+    "an exit code twice": Refused(
+        job(podFailurePolicy={"rules": [{"action": "Ignore", **on(1, 1, operator="NotIn")}]}),
+        ("spec.podFailurePolicy.rules[0].onExitCodes", "give each once"),
+    ),
+    "an exit code that can't be": Refused(
+        job(podFailurePolicy={"rules": [{"action": "Ignore", **on(256)}]}),
+        ("spec.podFailurePolicy.rules[0].onExitCodes.values[0]", "255"),
+    ),
+    "no rules for failures": Refused(job(podFailurePolicy={"rules": []}), ("spec.podFailurePolicy.rules", "1 item")),
+    "failures without end": Refused(
+        job(podFailurePolicy={"rules": [{"action": "Ignore", **on(1)}], "ignoreLimit": 0}),
+        ("spec.podFailurePolicy.ignoreLimit", "0"),
+    ),
+    "a rule for a role that there is not": Refused(
+        job(podFailurePolicy={"rules": [{"action": "Ignore", "role": "chief", **on(1)}]}),
+        ("spec", "podFailurePolicy names a role that the job does not have"),
+    ),
+    "a rule for a container that there is not": Refused(
+        job(
+            "a",
+            role("worker", 1),
+            role("chief", 1, container("first")),
+            podFailurePolicy={"rules": [{"action": "Ignore", "role": "worker", **on(1, containerName="first")}]},
+        ),
+        ("spec", "podFailurePolicy names a container that no pod of the role has"),
+    ),
+    "rules for failures where the kubelet restarts containers": Refused(
+        with_pod(job(podFailurePolicy={"rules": [{"action": "Ignore", **on(1)}]}), restartPolicy="OnFailure"),
+        ("spec", "with restartPolicy: OnFailure their containers are started again; set it to Never"),
+    ),
     "a model but no GPU": Refused(
         job("a", role("worker", 2, container(gpu=None)), gpu={"models": ["H100"]}),
         ("gpu is given", "no container requests a GPU", "add a request such as nvidia.com/gpu: 1"),
@@ -278,6 +329,28 @@ REFUSED = {
 }
 
 ACCEPTED = {
+    "rules for failures": job(
+        "a",
+        role("worker", 1, container("first"), container("second")),
+        podFailurePolicy={
+            "rules": [
+                {"action": "FailJob", "role": "worker", **on(42, containerName="second")},
+                {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget"}]},
+                {"action": "AvoidNode", **on(80, 81)},
+                {"action": "Ignore", **on(0, 1, operator="NotIn")},
+            ],
+            "ignoreLimit": 5,
+        },
+    ),
+    "rules for failures of a role, beside one whose containers are restarted": with_pod(
+        job(
+            "a",
+            role("helper", 1, mustSucceed=False),
+            role("worker", 1),
+            podFailurePolicy={"rules": [{"action": "Ignore", "role": "worker", **on(1)}]},
+        ),
+        restartPolicy="OnFailure",
+    ),
     "saves by SIGTERM": job(checkpoint={}),
     "saves when its file says so": job(
         checkpoint={

@@ -46,6 +46,7 @@ from queuectl.simulate.form import EventForm, JobForm, NodeForm, Scenario, WantF
 from queuectl.simulate.verdict import differences
 from tests.support import ledger, manifests
 from tests.support.commands import Commands
+from tests.support.conditions import set_condition
 from tests.support.eventually import eventually
 from tests.support.observer import observing
 from tests.support.stage import STAGE_LABEL, Controller, Stage
@@ -325,14 +326,8 @@ class Play:
             case "defrag":
                 cli = Commands(self._stage.kubeconfig, self._namespace(self._forms[target].namespace))
                 await cli("defrag", target, "--apply", "--no-wait", "--database-url", stage.database_url)
-            case "node_down":
-                await stage.client.request("DELETE", f"/api/v1/nodes/{self._full(target)}")
-            case "node_up":
-                await create_nodes(stage.client, [self._node(self._nodes[target], target)])
-            case "cordon" | "uncordon":
-                await self._patch(
-                    f"/api/v1/nodes/{self._full(target)}", {"spec": {"unschedulable": event.verb == "cordon"}}
-                )
+            case "node_down" | "node_up" | "node_fault" | "node_healed" | "cordon" | "uncordon":
+                await self._turn(event.verb, target)
             case "set_quota" | "set_stop_policy":
                 await self._edit_queue(event)
             case "controller_restart":
@@ -340,6 +335,19 @@ class Play:
             case _:
                 raise NotImplementedError(event.verb)
         self._log("", "Event", f"{event.verb} {target}")
+
+    async def _turn(self, verb: str, target: str) -> None:
+        client, path = self._stage.client, f"/api/v1/nodes/{self._full(target)}"
+        match verb:
+            case "node_down":
+                await client.request("DELETE", path)
+            case "node_up":
+                await create_nodes(client, [self._node(self._nodes[target], target)])
+            case "node_fault" | "node_healed":
+                status = str(verb == "node_fault")
+                await set_condition(client, self._full(target), "KernelDeadlock", status, "Played.")
+            case _:
+                await self._patch(path, {"spec": {"unschedulable": verb == "cordon"}})
 
     async def _edit_queue(self, event: EventForm) -> None:
         if event.set_quota is not None:
@@ -360,9 +368,15 @@ class Play:
         spec = self._jobs[job]["spec"] if job in self._jobs else {"roles": []}
         needed = {role["name"] for role in spec["roles"] if role.get("mustSucceed", True)}
         pods = [pod for pod in self._current(job) if _key(pod)[0] in needed and not _has_ended(pod)]
-        annotations = {f"{_SIMULATED}/run-seconds": "0", f"{_SIMULATED}/exit-code": str(int(failed))}
+        code = self._forms[job].exit_code if failed else 0
+        annotations = {f"{_SIMULATED}/run-seconds": "0", f"{_SIMULATED}/exit-code": str(code)}
         for pod in pods[:1] if failed else pods:
             await self._annotate(pod, annotations)
+
+    async def _fail(self, job: str, attempt: str) -> None:
+        self._observe()
+        if str(_status(self._jobs.get(job, {})).get("attempt")) == attempt:
+            await self._end_pods(job, failed=True)
 
     async def _get_ready(self, job: str, attempt: str) -> None:
         for pod in self._pods.get(job, ()):
@@ -442,6 +456,8 @@ class Play:
             for seconds, keys in form.pod_ends.items() if status.get("phase") == "Running" else ():
                 what = ("run", name, attempt, f"{seconds}")
                 self._once(seconds, lambda n=name, a=attempt, k=keys: self._succeed(n, a, k), *what)  # type: ignore[misc]
+            if form.fails is not None and status.get("phase") == "Running":
+                self._once(form.fails, lambda n=name, a=attempt: self._fail(n, a), "fail", name, attempt)  # type: ignore[misc]
             if form.checkpoints and status.get("phase") == "Running":
                 self._save_in_time(name, attempt, form.checkpoints)
             for pod in current:

@@ -79,7 +79,15 @@ class Pods:
     def path(self, name: str, *more: str) -> str:
         return "/".join((pods_path(self._namespace, name), *more))
 
-    async def run(self, name: str, script: str, *, annotations: Mapping[str, str] = {}, **more: Any) -> None:
+    async def run(
+        self,
+        name: str,
+        script: str,
+        *,
+        annotations: Mapping[str, str] = {},
+        labels: Mapping[str, str] = {},
+        **more: Any,
+    ) -> None:
         """Create a pod of one container, a shell script; `more` goes into its spec, but these go into the container."""
         inside = {
             "env",
@@ -95,7 +103,7 @@ class Pods:
         container = {"name": "main", "image": "none", "command": ["sh", "-c", script]}
         container |= {key: more.pop(key) for key in inside & more.keys()}
         spec = {"nodeName": self._node, "restartPolicy": "Never", "containers": [container], **more}
-        meta = {"name": name, "annotations": dict(annotations)}
+        meta = {"name": name, "annotations": dict(annotations), "labels": dict(labels)}
         await self._kube.request("POST", pods_path(self._namespace), body={"metadata": meta, "spec": spec})
 
     async def get(self, name: str) -> Object | None:

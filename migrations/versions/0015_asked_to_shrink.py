@@ -1,14 +1,14 @@
 """Attempts that give up a part, and whose pods are asked to save their work before.
 
-Revision: 0016, after 0012
+Revision: 0015, after 0014
 """
 
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "0016"
-down_revision = "0012"
+revision = "0015"
+down_revision = "0014"
 branch_labels = None
 depends_on = None
 
