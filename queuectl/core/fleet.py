@@ -333,7 +333,7 @@ class Fleet:
         """Return the nodes that such pods could use if nobody avoided them, by name."""
         if not self._avoided:
             return []
-        mask = self.mask(flavor, replace(constraints, avoided=True))
+        mask = self.mask(flavor, replace(constraints, avoided=True, until=0.0))
         rows = ((self._rows[name], name) for name in sorted(self._avoided))
         return [node for row, _ in rows if mask[row] and (node := self._nodes[row])]
 

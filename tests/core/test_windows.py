@@ -84,14 +84,23 @@ def test_an_alternative_without_a_window_will_do() -> None:
     assert spread(started.placements) == {"worker": {"a": 1}}
 
 
-@pytest.mark.parametrize("state", [{}, {"avoided": "in maintenance"}, {"unschedulable": True}, {"ready": False}])
+HAS_IT = {"avoided": "in maintenance"}
+
+
+@pytest.mark.parametrize("state", [{}, HAS_IT, {**HAS_IT, "unschedulable": True}, {**HAS_IT, "ready": False}])
 def test_what_maintenance_has_is_no_reason_why_a_gang_could_never_fit(state: dict[str, Any]) -> None:
     nodes = [replace(at("a", -5 if state else HOUR), **state), at("b", None)]
     decided = plan(snapshot([lasting("g", 9 * HOUR, pods=2), lasting("big", None, pods=3)], nodes=nodes), NOW)
     assert decided.waits["g"].reason is (Reason.WAITING_FOR_NODES if state else Reason.MAINTENANCE_AHEAD)
     assert decided.waits["big"].reason is Reason.EXCEEDS_CLUSTER
     if state:
-        assert "maintenance takes 1 more node before it is over" in told(decided, "g")
+        assert "1 node that it could use is avoided: a (in maintenance)" in told(decided, "g")
+
+
+def test_nodes_that_a_window_takes_are_told_beside_what_others_use() -> None:
+    full = running(gang("full", role(gpu=8)), {"b": 1})
+    view, _ = world([at("a", HOUR), at("b", None), at("c", None)], [full], [wish := lasting("wish", 9 * HOUR, pods=3)])
+    assert "maintenance takes 1 more node before it is over" in told(plan(view, NOW), wish.uid)
 
 
 def test_nobody_is_moved_onto_a_node_that_maintenance_takes_before_its_end() -> None:
