@@ -75,8 +75,10 @@ def next_move(view: View) -> Move | None:
     else:
         to = _onwards(view)
     if to is AttemptState.ENDED:
+        end = _excuse(view)
+        attempt = replace(attempt, end=end or attempt.end)
         lost = interruption(attempt, view.workload.saved.step if view.workload.saved else None)
-        return Move(attempt.uid, attempt.number, to, interruption=lost)
+        return Move(attempt.uid, attempt.number, to, end, interruption=lost)
     return _done(view) if to is None else Move(attempt.uid, attempt.number, to, end)
 
 
@@ -403,6 +405,17 @@ def _failed(view: View, job: Job, pod: Pod) -> End:
         return End(why(Reason.BACKOFF_LIMIT_EXCEEDED, **facts), Outcome.FAILED, charged=True, exit_code=pod.exit_code)
     not_before = view.back_off.until(view.now, failures)
     return End(cause, Outcome.REQUEUE, not_before, charged=True, exit_code=pod.exit_code)
+
+
+def _excuse(view: View) -> End | None:
+    """Return the end of a gang of which a pod failed, and a node turns out to be gone; None when it stays as it is.
+
+    Peers of a pod often fail before anybody can know that its node is lost. No pod there goes before that is known.
+    """
+    gone = sorted(node for node, place in view.places.items() if place is Place.GONE)
+    if not gone or view.attempt.end is None or not view.attempt.end.charged:
+        return None
+    return End(why(Reason.NODE_LOST, node=gone[0]), Outcome.REQUEUE)
 
 
 def _again_later(view: View, cause: Why) -> End:

@@ -502,6 +502,21 @@ def test_a_pod_that_fails_by_itself_is_not_replaced() -> None:
     assert move.end.charged
 
 
+FAILED_END = End(why(Reason.POD_FAILED, pod="g-worker-1", code=1), Outcome.REQUEUE, NOW + 10, charged=True, exit_code=1)
+OVER_END = replace(
+    FAILED_END, why=why(Reason.BACKOFF_LIMIT_EXCEEDED, failures=1, limit=0, cause="x"), outcome=Outcome.FAILED
+)
+
+
+@pytest.mark.parametrize("end", [FAILED_END, OVER_END], ids=["tried again", "given up"])
+def test_peers_that_failed_before_anybody_knew_of_their_lost_node_are_no_failure_of_the_gang(end: End) -> None:
+    failed = Case(ENDING, but(UP, "worker", 1, phase="Failed", exit_code=1), end=end)
+    assert next_move(failed.view) is None, "a pod is there yet"
+    left = pods([("worker", 1)], phase="Failed", exit_code=1)
+    assert next_move(replace(failed, pods=left).view) == Move("g", 3, ENDED)
+    assert next_move(replace(failed, pods=left, places={"n1": Place.GONE}).view) == Move("g", 3, ENDED, GONE_END)
+
+
 FIRST = frozenset({("worker", 0)})
 ON_N3 = but(UP, "worker", 0, node="n3")
 
