@@ -257,7 +257,7 @@ def _is_disrupted(pod: Pod) -> bool:
 
 
 def _is_removed(pod: Pod | None) -> bool:
-    return pod is None or (pod.deleting and not pod.ended)
+    return pod is None or (pod.deleting and pod.phase != "Succeeded")  # that it failed may have come of that
 
 
 def loss(view: View) -> Loss | None:

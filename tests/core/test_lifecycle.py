@@ -246,6 +246,9 @@ ENDS = {
     ),
     "ran too long": Case(RUNNING, UP, Outcome.FAILED, "Ran longer than maxRunSeconds of 600.", exit_code=124, now=RUNNING_AT + 600),
     "failed": Case(RUNNING, but(UP, "worker", 1, phase="Failed", exit_code=3), Outcome.REQUEUE, "Pod g-worker-1 failed with exit code 3.", 10, charged=True, exit_code=3),
+    "deleted by others, and failed of it before anybody looked, as did its peers": Case(
+        RUNNING, but(pods(phase="Failed", exit_code=143), "worker", 1, deleting=True), Outcome.REQUEUE, "Pod g-worker-1 was removed by others.", 10, late=True,
+    ),
     "failed before all were ready": Case(UNGATED, but(BOUND, "ps", 0, phase="Failed", exit_code=1), Outcome.REQUEUE, "Pod g-ps-0 failed with exit code 1.", 10, charged=True, exit_code=1),
     "failed without a word": Case(RUNNING, but(UP, "ps", 0, phase="Failed"), Outcome.REQUEUE, "Pod g-ps-0 failed with exit code unknown.", 10, charged=True),
     "failed once more": Case(
