@@ -34,7 +34,7 @@ SPARE = 2  # nodes
 PAUSE = 0.1  # seconds of a step
 EVERY = (10, 40, 150)  # steps between two checkpoints
 SIGNALS = ("SigTerm", "Annotation", "HTTP", "Exec")
-URGENT = ((1, 4), (2, 4), (2, 2), (3, 2), (4, 1))  # pods, and GPUs of each
+URGENT = ((1, 4), (2, 4), (3, 4), (4, 2), (6, 1))  # pods, and GPUs of each
 GRACE_SECONDS = 60
 HOME = "/training"
 PORT = 7461  # each pod has an address of its own
@@ -391,7 +391,7 @@ class Chaos:
             claim.judge([pod for pod in await self._stage.pods(claim.name) if attempt_of(pod)[1] == 1])
         for choice in self.choices:
             say(choice.judge())
-        for what, count in Counter(done.what for done in self.done).items() | verdict.sums.items():
+        for what, count in (*Counter(done.what for done in self.done).items(), *verdict.sums.items()):
             say(f"{count:6} {what}")
 
     def _outages(self) -> list[tuple[float, float]]:
