@@ -131,11 +131,9 @@ def _least_lost(
     def improved(order: Sequence[Running]) -> bool:
         nonlocal best, best_key
         nonlocal looked_at
-        looked_at += len(order)
-        found = search(order)
-        if not found or world.lost(found) > most:
-            return False
-        if reduce(Work.plus, (world.price(victim.gang) for victim in found), NO_WORK) > best_key[0]:
+        found, looked = _affordable(world, order, search, most, best_key[0])
+        looked_at += looked
+        if not found:
             return False
         key = _cost(world, ask, found, everybody)
         if key >= best_key:
@@ -157,6 +155,26 @@ def _least_lost(
         ):
             break
     return best
+
+
+def _affordable(
+    world: Field, order: Sequence[Running], search: Search, most: Work, best: Work
+) -> tuple[list[Victim], int]:
+    """Search, and again without who loses most, until the victims lose at most as much; none if they count for more.
+
+    Return how many candidates were looked at, too.
+    """
+    looked_at = 0
+    for _ in range(1 + SWAPS):
+        looked_at += len(order)
+        found = search(order)
+        if not found or reduce(Work.plus, (world.price(victim.gang) for victim in found), NO_WORK) > best:
+            break
+        if world.lost(found) <= most:
+            return found, looked_at
+        loses_most = max(found, key=lambda victim: (victim.gang.lost(world.now), victim.gang.uid)).gang.uid
+        order = [gang for gang in order if gang.uid != loses_most]
+    return [], looked_at
 
 
 def _orders(world: Field, ask: Ask, gangs: Sequence[Running]) -> list[list[Running]]:

@@ -83,8 +83,10 @@ def next_move(view: View) -> Move | None:
     else:
         to = _onwards(view)
     if to is AttemptState.ENDED:
+        end = _excuse(view)
+        attempt = replace(attempt, end=end or attempt.end)
         lost = interruption(attempt, view.workload.saved.step if view.workload.saved else None)
-        return Move(attempt.uid, attempt.number, to, interruption=lost, left=_left(view))
+        return Move(attempt.uid, attempt.number, to, end, interruption=lost, left=_left(view))
     return _done(view) if to is None else Move(attempt.uid, attempt.number, to, end)
 
 
@@ -315,7 +317,7 @@ def _is_disrupted(pod: Pod) -> bool:
 
 
 def _is_removed(pod: Pod | None) -> bool:
-    return pod is None or (pod.deleting and not pod.ended)
+    return pod is None or (pod.deleting and pod.phase != "Succeeded")  # that it failed may have come of that
 
 
 def loss(view: View) -> Loss | None:
@@ -459,6 +461,19 @@ def _late(view: View, job: Job) -> End | None:
 
 def _failed(view: View, job: Job, failure: failures.Failure) -> End:
     return failures.end(failure, view.workload, job, view.now, lambda times: view.back_off.until(view.now, times))
+
+
+def _excuse(view: View) -> End | None:
+    """Return the end of a gang of which a pod failed, and a node turns out to be lost; None when it stays as it is.
+
+    Peers of a pod often fail before anybody can know that its node is lost. No pod there goes before that is known.
+    """
+    if view.attempt.end is None or not view.attempt.end.charged:
+        return None
+    gone = sorted(node for node, place in view.places.items() if place is Place.GONE)
+    silent = [why(Reason.NODE_NOT_READY, node=node, seconds=_unready_for(view, node)) for node in _silent(view)]
+    lost = [*(why(Reason.NODE_LOST, node=node) for node in gone), *silent]
+    return End(lost[0], Outcome.REQUEUE) if lost else None
 
 
 def _again_later(view: View, cause: Why) -> End:

@@ -147,9 +147,9 @@ class Done:
 class Move:
     """One arrow of an attempt's life.
 
-    ``end`` is given with all moves to CHECKPOINTING and ENDING, ``shrink`` with all to SHRINKING, ``done`` or
-    ``asked`` with one to no other state, ``interruption`` with those to ENDED that cost work, ``left`` with those after
-    which pods are there yet.
+    ``end`` is given with all moves to CHECKPOINTING and ENDING, and with one to ENDED whose cause turns out to be another;
+    ``shrink`` with all to SHRINKING, ``done`` or ``asked`` with one to no other state, ``interruption`` with those to
+    ENDED that cost work, ``left`` with those after which pods are there yet.
     """
 
     uid: str

@@ -138,7 +138,8 @@ class _OnTheWay:
         """Make a move, if it is legal, and tell whether it was made, now or by an earlier try."""
         attempt = self.held.get((move.uid, move.attempt))
         staying = move.done is not None or move.asked is not None
-        given = (move.to in LEAVING, move.to is AttemptState.SHRINKING and not staying)
+        ends = move.to in LEAVING or (move.to is AttemptState.ENDED and move.end is not None)
+        given = (ends, move.to is AttemptState.SHRINKING and not staying)
         if attempt is None or given != (move.end is not None, move.shrink is not None):
             return False
         if move.done is not None:
@@ -219,7 +220,7 @@ class _OnTheWay:
 
 
 def _event(move: Move, attempt: Held, stake: Stake | None, told_before: End | None) -> Event:
-    if move.end is not None:
+    if move.end is not None and move.to is not AttemptState.ENDED:
         return told(move.end.told(told_before), move.uid, move.attempt)
     if move.shrink is not None:
         return told(move.shrink.why, move.uid, move.attempt)

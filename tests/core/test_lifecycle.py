@@ -246,6 +246,9 @@ ENDS = {
     ),
     "ran too long": Case(RUNNING, UP, Outcome.FAILED, "Ran longer than maxRunSeconds of 600.", exit_code=124, now=RUNNING_AT + 600),
     "failed": Case(RUNNING, but(UP, "worker", 1, phase="Failed", exit_code=3), Outcome.REQUEUE, "Pod g-worker-1 failed with exit code 3.", 10, charged=True, exit_code=3),
+    "deleted by others, and failed of it before anybody looked, as did its peers": Case(
+        RUNNING, but(pods(phase="Failed", exit_code=143), "worker", 1, deleting=True), Outcome.REQUEUE, "Pod g-worker-1 was removed by others.", 10, late=True,
+    ),
     "failed before all were ready": Case(UNGATED, but(BOUND, "ps", 0, phase="Failed", exit_code=1), Outcome.REQUEUE, "Pod g-ps-0 failed with exit code 1.", 10, charged=True, exit_code=1),
     "failed without a word": Case(RUNNING, but(UP, "ps", 0, phase="Failed"), Outcome.REQUEUE, "Pod g-ps-0 failed with exit code unknown.", 10, charged=True),
     "failed once more": Case(
@@ -500,6 +503,21 @@ def test_a_pod_that_fails_by_itself_is_not_replaced() -> None:
     assert move is not None
     assert move.end is not None
     assert move.end.charged
+
+
+FAILED_END = End(why(Reason.POD_FAILED, pod="g-worker-1", code=1), Outcome.REQUEUE, NOW + 10, charged=True, exit_code=1)
+OVER_END = replace(
+    FAILED_END, why=why(Reason.BACKOFF_LIMIT_EXCEEDED, failures=1, limit=0, cause="x"), outcome=Outcome.FAILED
+)
+
+
+@pytest.mark.parametrize("end", [FAILED_END, OVER_END], ids=["tried again", "given up"])
+def test_peers_that_failed_before_anybody_knew_of_their_lost_node_are_no_failure_of_the_gang(end: End) -> None:
+    failed = Case(ENDING, but(UP, "worker", 1, phase="Failed", exit_code=1), end=end)
+    assert next_move(failed.view) is None, "a pod is there yet"
+    left = pods([("worker", 1)], phase="Failed", exit_code=1)
+    assert next_move(replace(failed, pods=left).view) == Move("g", 3, ENDED)
+    assert next_move(replace(failed, pods=left, places={"n1": Place.GONE}).view) == Move("g", 3, ENDED, GONE_END)
 
 
 FIRST = frozenset({("worker", 0)})

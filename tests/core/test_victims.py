@@ -13,7 +13,7 @@ from queuectl.model.policy import VictimChoice
 from queuectl.model.work import Work
 from queuectl.simulate.clockwork import PREEMPTED, run
 from queuectl.simulate.form import GPU, read
-from tests.support.victims import Case, draw, fair, losses, total
+from tests.support.victims import NOW, Case, draw, fair, losses, total
 
 LEAST, PEERS = VictimChoice
 seeds = st.integers(0, 10**9)
@@ -50,6 +50,18 @@ def test_it_is_the_best_of_all_allowed_sets_nearly_always() -> None:
             best += lost(case, LEAST) == case.least(losses(case))
     assert found > 100
     assert best >= 0.98 * found
+
+
+def test_of_sets_that_lose_no_more_than_in_the_peers_order_it_is_the_one_of_whom_fewest_gave_way_before() -> None:
+    best = found = 0
+    for seed in range(600):
+        case = draw(random.Random(seed), alike=True, history=True, lasted=100)
+        if case.victims(PEERS):
+            price = {one.uid: one.price(NOW) for gangs in case.snapshot.running.values() for one in gangs}
+            found += 1
+            best += total(price[one.uid] for one in case.victims(LEAST)) == case.least(price, lost(case, PEERS))
+    assert found > 150
+    assert best >= 0.99 * found
 
 
 @pytest.mark.parametrize(("most", "crowded", "budgets"), [(12, True, False), (10, True, True)])

@@ -257,3 +257,14 @@ async def test_the_step_of_an_ended_life_is_closed(admitted: Scene) -> None:
     assert await admitted.steps() == {"w1": Step.REMOVE}
     steps = await admitted.rows("SELECT step, done_at IS NULL FROM step ORDER BY id")
     assert steps == [("Create", False), ("Remove", True)]
+
+
+async def test_that_an_attempt_ended_for_another_cause_than_was_thought_counts(admitted: Scene) -> None:
+    charged = End(why(Reason.POD_FAILED, pod="w1-worker-0", code=1), Outcome.FAILED, charged=True)
+    lost = End(why(Reason.NODE_LOST, node="n1"), Outcome.REQUEUE)
+    await admitted.move("w1", *UP, AttemptState.ENDING, end=charged)
+    await admitted.ledger.advance(admitted.epoch, [Move("w1", 1, AttemptState.ENDED, lost)], now=2000.0)
+    w1 = await admitted.workload("w1")
+    assert (w1.state, w1.failures, w1.last_end) == (WorkloadState.QUEUED, 0, lost)
+    assert [e["kind"] for e in await admitted.ledger.history("w1")][-2:] == ["PodFailed", "Requeued"]
+    assert await admitted.ledger.audit() == []

@@ -62,13 +62,19 @@ class Case:
         others = bool(self.snapshot.running["b"]) and theirs.borrows_with(CELL)
         return under and others and any(self._fits_without(some, at_home=True) for some in _sets(self._candidates()))
 
-    def least(self, price: Mapping[str, Work]) -> Work | None:
-        """Return the lowest price of any set that may be taken and makes room; None when there is none."""
+    def least(self, price: Mapping[str, Work], most: Work | None = None) -> Work | None:
+        """Return the lowest price of any set that may be taken and makes room; None when there is none.
+
+        ``most``: what it may lose.
+        """
+        lost = losses(self)
         at_home = self.at_home
         candidates = [one for one in self._candidates() if at_home or one.queue == "a"]
         best = None
         for some in _sets(candidates):
             cost = total(price[one.uid] for one in some)
+            if most is not None and total(lost[one.uid] for one in some) > most:
+                continue
             if (best is None or cost < best) and self._fits_without(some, at_home=at_home):
                 best = cost
         return best
@@ -127,8 +133,11 @@ def draw(
     history: bool = False,
     crowded: bool = False,
     budgets: bool = False,
+    lasted: int = 5000,
 ) -> Case:
-    """Return a case with up to ``most`` running gangs; ``alike``: of one priority, and of queues without history.
+    """Return a case with up to ``most`` running gangs, for ``lasted`` seconds at most.
+
+    ``alike``: of one priority, and of queues without history. ``history``: some have given way before.
 
     ``crowded``: most are of the other queue, and the newcomer wants whole nodes or half ones. ``budgets``: two
     disruption budgets cover about half of them each.
@@ -142,7 +151,7 @@ def draw(
         if not placements:
             continue
         gpus = sum(p.pods * dict(p.requests)[GPU] for p in placements)
-        ready_at = NOW - dice.randint(0, 5000)
+        ready_at = NOW - dice.randint(0, lasted)
         running[queue := dice.choice("abbb" if crowded else "ab")].append(
             Running(
                 uid=f"g{number}",
