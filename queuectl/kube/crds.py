@@ -1,4 +1,4 @@
-"""The API, ``queuectl.dev/v1alpha1``: TrainingJob, Queue and ResourceFlavor; NodeMaintenance is beside it.
+"""The API, ``queuectl.dev/v1alpha1``: TrainingJob; Queue, ResourceFlavor and NodeMaintenance are beside it.
 
 These models are its only definition. ``queuectl.kube.schema`` makes the CRDs from them: docstrings and descriptions
 become what ``kubectl explain`` shows, constraints become the schema, and a rule that stands in CEL has its Python
@@ -14,38 +14,33 @@ from pydantic import ConfigDict, Field, StrictBool, StrictStr, model_validator
 
 from queuectl.kube.failures import IN_SPEC, PodFailurePolicy
 from queuectl.kube.fields import (
+    MAX_SECONDS,
     FilePath,
     LevelName,
     Name,
-    QualifiedName,
     Quantity,
-    ResourceName,
     RoleName,
     Slice,
     UrlPath,
-    Weight,
-    check_whole,
     rule,
     rules,
 )
+from queuectl.kube.flavor import ResourceFlavor
 from queuectl.kube.names import DEFAULT_QUEUE
 from queuectl.kube.nodemaintenance import NodeMaintenance
 from queuectl.kube.parts import (
     Conditions,
     Int32,
     Int64,
-    Labels,
     Message,
     ObjectMeta,
     Part,
     PodTemplate,
-    Quantities,
     Text,
     list_map,
 )
+from queuectl.kube.queue import Queue
 from queuectl.model.checkpoint import ANSWERS, Answer, Signal
-from queuectl.model.objects import NODE_LEVEL, QueueOrder
-from queuectl.model.policy import OverQuota, Prefer, Reclaim, Stop, StopPolicy, VictimChoice, Within
 
 __all__ = [
     "KINDS",
@@ -60,7 +55,6 @@ MAX_PODS = 10_000  # of one gang: the ledger writes its reservations in one boun
 MAX_NAME_AND_ROLE = 49  # pods are named <job>-<role>-<attempt>-<index>, which must fit a label's 63 characters
 MAX_SPEC_BYTES = 1_000_000  # etcd stores 1.5 MiB an object; the rest is for status and managed fields
 MAX_PRIORITY = 1_000_000_000  # as for PriorityClasses that users may create
-MAX_SECONDS = 10 * 366 * 86_400
 INT32 = 2**31 - 1
 DEVICE = "k.contains('/') && !k.contains('kubernetes.io/')"  # is_extended in CEL; GPUs may have any such name
 
@@ -611,374 +605,6 @@ class TrainingJob(Part):
                     f" are too long for its pods: together at most {MAX_NAME_AND_ROLE} characters"
                 )
         return self
-
-
-class Quota(Part):
-    """How much of a flavor's resource a queue owns."""
-
-    flavor: Name = Field(description="The ResourceFlavor.")
-    resource: ResourceName = Field(description="The resource, such as nvidia.com/gpu, cpu or memory.")
-    nominal: Quantity = Field(description="The queue's own quota, such as 8 or 64Gi.")
-    borrowing_limit: Quantity | None = Field(
-        None, description="How much more than that the queue may use out of its cohort; no limit when absent."
-    )
-    lending_limit: Quantity | None = Field(
-        None, description="How much of it others of the cohort may use while it is free; all of it when absent."
-    )
-
-    @model_validator(mode="after")
-    def _check_whole(self) -> Self:
-        limits = {"borrowingLimit": self.borrowing_limit, "lendingLimit": self.lending_limit}
-        check_whole(self.resource, nominal=self.nominal, **limits)
-        return self
-
-
-class BorrowWithinCohort(Part):
-    """Take lower priorities in other queues although the job's own queue will itself borrow."""
-
-    max_priority: Int32 | None = Field(None, description="Only jobs of at most this priority are taken.")
-
-
-class PreemptionRules(Part):
-    """Whom a job of the queue may preempt when it doesn't fit."""
-
-    within_queue: Within = Field(
-        Within.NEVER,
-        description="Of its own queue: nobody, lower priorities, or these and newer jobs of the same priority.",
-    )
-    reclaim_from_cohort: Reclaim = Field(
-        Reclaim.NEVER,
-        description="Of other queues of the cohort that use more than their own quota: nobody, lower priorities, or any.",
-    )
-    borrow_within_cohort: BorrowWithinCohort | None = Field(
-        None, description="Set to also take lower priorities of other queues while the job's own queue borrows."
-    )
-    victims: VictimChoice = Field(
-        VictimChoice.LEAST_WORK_LOST,
-        description="Of those that may be taken, whom: who loses the least work since the last checkpoint, or the"
-        " lowest priority and of these the latest admitted.",
-    )
-    wait_seconds: Int32 = Field(
-        0, ge=0, le=MAX_SECONDS, description="Seconds that a job of the queue waits before it preempts anybody."
-    )
-    min_run_seconds: Int32 = Field(
-        0,
-        ge=0,
-        le=MAX_SECONDS,
-        description="Seconds that a job of the queue may run before anybody preempts it.",
-    )
-
-
-class FlavorChoiceRules(Part):
-    """What to do with a flavor that fits in a less than perfect way."""
-
-    when_can_borrow: Stop = Field(
-        Stop.STOP, description="On a flavor that fits by borrowing: use it, or see whether a later one is better."
-    )
-    when_can_preempt: Stop = Field(
-        Stop.NEXT, description="On a flavor that fits by preemption: use it, or see whether a later one is better."
-    )
-    prefer: Prefer = Field(Prefer.BORROWING, description="Which of the two is the lesser evil.")
-
-
-class Cap(Part):
-    """What one user, or one namespace, may hold of the queue at a time."""
-
-    max_running: Int32 | None = Field(None, ge=0, description="Jobs that hold capacity; no limit when absent.")
-    max_resources: Annotated[Quantities, Field(min_length=1)] | None = Field(
-        None, max_length=16, description="Amounts per resource, over all flavors; no limit for a resource left out."
-    )
-
-
-class LabelRequirement(Part):
-    """A requirement on labels, as in any label selector."""
-
-    key: QualifiedName = Field(description="The label's key.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="How its value is compared.")
-    values: Annotated[list[Annotated[StrictStr, Field(max_length=63)]], Field(max_length=64)] | None = Field(
-        None,
-        description="The values of In and NotIn.",
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-    )
-
-
-class LabelSelector(Part):
-    """Labels that an object must have; an empty selector takes every object."""
-
-    match_labels: Labels | None = Field(None, description="Labels with these values.")
-    match_expressions: list[LabelRequirement] | None = Field(
-        None,
-        max_length=16,
-        description="Requirements that must all hold.",
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-    )
-
-
-class ReservedQuota(Part):
-    """How much of a quota is in use."""
-
-    flavor: Text = Field(description="The ResourceFlavor.")
-    resource: Text = Field(description="The resource.")
-    amount: Text = Field(
-        description="What jobs hold of it: those of the queue and, but for what they don't lend, of the queues below."
-    )
-    total: Text | None = Field(None, description="What that is out of: the queue's own quota and what is lent below.")
-    nominal: Text = Field(description="The queue's own quota.")
-
-
-_QUOTA_LIST = list_map("flavor", "resource")
-
-
-class QueueSpec(Part):
-    """Quotas of the queue and its place among the others."""
-
-    parent: Name | None = Field(None, description="The Queue above this one.")
-    order: QueueOrder = Field(
-        QueueOrder.BEST_EFFORT_FIFO,
-        description="StrictFIFO: nobody passes the head; BestEffortFIFO: what fits may pass a head that does not.",
-    )
-    weight: Quantity | None = Field(
-        None, description="The queue's weight in fair sharing, 1 when absent; with 0 it borrows only what nobody wants."
-    )
-    preemption: PreemptionRules | None = Field(None, description="Whom jobs of the queue may preempt.")
-    flavor_choice: FlavorChoiceRules | None = Field(None, description="How jobs of the queue choose among flavors.")
-    namespace_selector: LabelSelector | None = Field(
-        None, description="Labels of the namespaces whose jobs may use the queue; all namespaces when absent."
-    )
-    stop_policy: StopPolicy = Field(
-        StopPolicy.NONE,
-        description="None: admit; Hold: admit nothing new; HoldAndDrain: also send what runs back to the queue.",
-    )
-    when_over_quota: OverQuota = Field(
-        OverQuota.KEEP,
-        description="What happens to running jobs that a lowered quota no longer covers: they run on and nothing new"
-        " starts, or as few as needed go back to the queue.",
-    )
-    max_waiting: Int32 | None = Field(
-        None, ge=0, description="Jobs that may wait in the queue; further ones are refused when they are submitted."
-    )
-    max_running: Int32 | None = Field(None, ge=0, description="Jobs of the queue that may hold capacity at a time.")
-    max_grace_seconds: Int32 | None = Field(
-        None,
-        ge=1,
-        le=86_400,
-        description="Seconds that a job may take to leave: to save its work once it is asked to, and from SIGTERM to"
-        " SIGKILL. A job that asks for more gets these.",
-    )
-    per_user: Cap | None = Field(None, description="What each user may hold of the queue.")
-    per_namespace: Cap | None = Field(None, description="What the jobs of each namespace may hold of the queue.")
-    quotas: list[Quota] | None = Field(
-        None,
-        max_length=128,
-        description="Quotas per flavor and resource; flavors are tried in this order.",
-        json_schema_extra=_QUOTA_LIST,
-    )
-
-    @model_validator(mode="after")
-    def _check_quotas(self) -> Self:
-        seen: set[tuple[str, str]] = set()
-        for quota in self.quotas or ():
-            if (quota.flavor, quota.resource) in seen:
-                raise ValueError(
-                    f"two quotas are for {quota.resource} of flavor {quota.flavor}; give each pair one quota"
-                )
-            seen.add((quota.flavor, quota.resource))
-        return self
-
-
-class QueueStatus(Part):
-    """What waits and runs in the queue."""
-
-    conditions: Conditions | None = None
-    observed_generation: Int64 | None = Field(
-        None, ge=0, description="The metadata.generation that this status is about."
-    )
-    pending: Int32 | None = Field(None, ge=0, description="Jobs that wait.")
-    running: Int32 | None = Field(None, ge=0, description="Jobs that hold capacity.")
-    reserved: list[ReservedQuota] | None = Field(
-        None, max_length=128, description="What is in use of each quota.", json_schema_extra=_QUOTA_LIST
-    )
-
-
-class Queue(Part):
-    """Where jobs wait; it has quotas."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "!has(self.spec.parent) || self.spec.parent != self.metadata.name",
-                says="'queue ' + self.metadata.name + ' is its own parent; name another Queue or remove parent'",
-                field=".spec.parent",
-            )
-        )
-    )
-
-    api_version: Literal["queuectl.dev/v1alpha1"] = "queuectl.dev/v1alpha1"
-    kind: Literal["Queue"] = "Queue"
-    metadata: ObjectMeta
-    spec: QueueSpec = Field(description="Quotas of the queue and its place among the others.")
-    status: QueueStatus | None = Field(None, description="What waits and runs in the queue, written by queuectl.")
-
-    @model_validator(mode="after")
-    def _check_parent(self) -> Self:
-        name = self.metadata.name
-        if name and self.spec.parent == name:
-            raise ValueError(f"queue {name} is its own parent; name another Queue or remove parent")
-        return self
-
-
-_EMPTY_KEY = "a toleration without a key must have operator Exists"
-_EXISTS_VALUE = "a toleration with operator Exists has no value; remove it, or write operator Equal"
-
-
-class FlavorToleration(Part):
-    """A toleration, as of a pod."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("has(self.key) || (has(self.operator) && self.operator == 'Exists')", _EMPTY_KEY),
-            rule("!has(self.value) || !has(self.operator) || self.operator != 'Exists'", _EXISTS_VALUE),
-        )
-    )
-
-    key: QualifiedName | None = Field(None, description="The taint's key; every key when absent.")
-    operator: Literal["Equal", "Exists"] | None = Field(None, description="How the value is compared; Equal if absent.")
-    value: Annotated[StrictStr, Field(max_length=63)] | None = Field(None, description="The taint's value.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        None, description="The taint's effect; every effect when absent."
-    )
-    toleration_seconds: Int64 | None = Field(
-        None, description="For NoExecute: seconds that the pod stays; for ever when absent."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.key is None and self.operator != "Exists":
-            raise ValueError(_EMPTY_KEY)
-        if self.value is not None and self.operator == "Exists":
-            raise ValueError(_EXISTS_VALUE)
-        return self
-
-
-class TopologyLevel(Part):
-    """A level of topology: nodes of one value of its label form a domain."""
-
-    name: LevelName = Field(description="The level's name, by which jobs ask for it, such as rack.")
-    node_label: QualifiedName = Field(description="The label whose value tells the domain of a node.")
-
-
-class InsideLevel(Part):
-    """A level inside a node."""
-
-    name: LevelName = Field(description="The level's name, by which jobs ask for it, such as nvlink or pcie.")
-    gpus: Int32 = Field(ge=1, le=1024, description="How many GPUs of a node share a domain.")
-    attribute: QualifiedName | None = Field(
-        None,
-        description="With devices: the attribute whose value tells a device's domain, such as"
-        " resource.kubernetes.io/pcieRoot; when absent, the number in a device's name does: of 4 GPUs, gpu-0 to gpu-3.",
-    )
-
-
-_NODE_NAMED = f"no level can be named {NODE_LEVEL}: every flavor has that level, below the others"
-
-
-class FlavorTopology(Part):
-    """How nodes of this kind are connected."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(f"!has(self.levels) || self.levels.all(l, l.name != '{NODE_LEVEL}')", _NODE_NAMED, field=".levels"),
-            rule(f"!has(self.insideNode) || self.insideNode.all(l, l.name != '{NODE_LEVEL}')", _NODE_NAMED),
-        )
-    )
-
-    levels: list[TopologyLevel] | None = Field(
-        None,
-        max_length=8,
-        description="Levels above the node, the widest first, such as block, then rack.",
-        json_schema_extra=list_map("name"),
-    )
-    inside_node: list[InsideLevel] | None = Field(
-        None,
-        max_length=4,
-        description="Levels inside a node, the largest first, such as nvlink of 4 GPUs, then pcie of 2.",
-        json_schema_extra=list_map("name"),
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if any(level.name == NODE_LEVEL for level in (*(self.levels or ()), *(self.inside_node or ()))):
-            raise ValueError(_NODE_NAMED)
-        return self
-
-
-class FlavorGpu(Part):
-    """A resource by which nodes of this kind offer GPUs."""
-
-    resource: QualifiedName = Field(description="The resource's name, such as nvidia.com/gpu or example.com/a100.")
-    weight: Weight | None = Field(
-        None,
-        description="What part of a card one of it counts as, such as 1/7; when absent, a MIG slice by its number of"
-        " sevenths, anything else as a card.",
-    )
-
-
-class FlavorDevices(Part):
-    """GPUs that a driver for dynamic resource allocation offers."""
-
-    driver: Name = Field(description="The driver's name in ResourceSlices, such as gpu.nvidia.com.")
-    device_class_name: Name = Field(description="The DeviceClass that claims name, such as gpu.nvidia.com.")
-    resource: QualifiedName = Field(
-        description="The name by which jobs ask for these devices and quotas count them, such as nvidia.com/gpu."
-    )
-    identity: QualifiedName = Field(
-        "uuid",
-        description="The attribute, a text, that tells each device of a node from the others; without a domain, one of"
-        " the driver.",
-    )
-    attributes: Annotated[dict[QualifiedName, Text], Field(max_length=16)] | None = Field(
-        None, description="Attributes that a device must have to be one of these, such as type: gpu; all when absent."
-    )
-
-
-class ResourceFlavorSpec(Part):
-    """Which nodes are of this kind, and what their pods need."""
-
-    node_labels: Labels | None = Field(None, description="Labels that nodes of this kind have; all nodes when empty.")
-    tolerations: list[FlavorToleration] | None = Field(
-        None,
-        max_length=32,
-        description="Tolerations that are added to pods on these nodes.",
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
-    )
-    gpu_model: Annotated[StrictStr, Field(min_length=1, max_length=63)] | None = Field(
-        None, description="The model of these nodes' GPUs, as jobs name it in gpu.models."
-    )
-    gpus: list[FlavorGpu] | None = Field(
-        None,
-        max_length=32,
-        description="Resources by which these nodes offer GPUs, where their name does not tell it or they count for"
-        " less than a card in quotas for queuectl.dev/gpu.",
-        json_schema_extra=list_map("resource"),
-    )
-    devices: FlavorDevices | None = Field(
-        None,
-        description="GPUs that claims name, by dynamic resource allocation (Kubernetes 1.34 or newer); when absent, a"
-        " device plugin offers them.",
-    )
-    topology: FlavorTopology | None = Field(None, description="How nodes of this kind are connected.")
-
-
-class ResourceFlavor(Part):
-    """A kind of node."""
-
-    api_version: Literal["queuectl.dev/v1alpha1"] = "queuectl.dev/v1alpha1"
-    kind: Literal["ResourceFlavor"] = "ResourceFlavor"
-    metadata: ObjectMeta
-    spec: ResourceFlavorSpec = Field(
-        default_factory=lambda: ResourceFlavorSpec.model_validate({}),
-        description="Which nodes are of this kind, and what their pods need.",
-    )
 
 
 KINDS: tuple[type[TrainingJob] | type[Queue] | type[ResourceFlavor] | type[NodeMaintenance], ...] = (

@@ -23,6 +23,7 @@ NOT_A_RESOURCE = (
 NOT_A_QUANTITY = "is not a quantity; write 8 or 64Gi"
 NOT_WHOLE = "is not a whole number, and devices come in whole ones"
 BELOW_ZERO = "is below zero; write 0 or more"
+MAX_SECONDS = 10 * 366 * 86_400  # of any time limit
 
 
 def rule(cel: str, message: str = "", *, says: str = "", field: str = "") -> dict[str, str]:

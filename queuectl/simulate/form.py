@@ -5,12 +5,14 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StrictBool, StrictStr, ValidationError, field_validator, model_validator
 
-from queuectl.kube.crds import QueueSpec, ResourceFlavorSpec, RoleGpu, RoleTopology, TrainingJob
+from queuectl.kube.crds import RoleGpu, RoleTopology, TrainingJob
 from queuectl.kube.failures import PodFailurePolicy
-from queuectl.kube.fields import Name, QualifiedName, Quantity, RoleName
+from queuectl.kube.fields import MAX_SECONDS, Name, QualifiedName, Quantity, RoleName
+from queuectl.kube.flavor import ResourceFlavorSpec
 from queuectl.kube.names import API_VERSION, SUBMITTED_BY
 from queuectl.kube.parts import Int32, Labels, Part, Text
 from queuectl.kube.problems import nearest, problems
+from queuectl.kube.queue import QueueSpec
 from queuectl.model.checkpoint import Signal
 from queuectl.model.plan import PodKey
 from queuectl.model.policy import FairRule, StopPolicy
@@ -19,7 +21,6 @@ from queuectl.model.suspects import Healing
 
 GPU = "nvidia.com/gpu"
 ROLE = "worker"  # of a job that does not name its roles
-MAX_SECONDS = 10 * 366 * 86_400
 MAX_CYCLES = 100_000
 
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
