@@ -151,7 +151,7 @@ def interruption(attempt: Attempt, step: int | None) -> Interruption | None:
         return None
     since = max(attempt.running_at, attempt.saved_at or 0.0)
     gpus = gpus_of(attempt.placements)
-    lost = Work.of(gpus, attempt.whole.pods, max(0, int(at - since))) if attempt.placements else NO_WORK
+    lost = Work.of(gpus, attempt.whole.pods, max(0, round(at - since))) if attempt.placements else NO_WORK
     done = None
     if end.ask is not None:
         in_time = attempt.saved_at is not None and attempt.saved_at >= end.ask.at
