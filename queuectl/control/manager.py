@@ -68,6 +68,10 @@ class Manager:
         self._ledger = Ledger(self._engine)
         self._leadership = Leadership(self._engine, holder=settings.identity, ttl=settings.lease_seconds)
         self._term: Term | None = None
+        self._named = ""  # the ledger's own name
+        self._other: tuple[lease.Shown, float] | None = (
+            None  # who leads by another ledger, and since when that is known
+        )
 
     async def run(self) -> None:
         """Stand for election and act, until cancelled.
@@ -88,9 +92,11 @@ class Manager:
     async def _stand(self) -> None:
         try:
             namespace = await self._client.request("GET", "/api/v1/namespaces/kube-system")
-            await self._ledger.bind(namespace["metadata"]["uid"])
-            self._term = await self._leadership.acquire()
+            self._named = await self._ledger.bind(namespace["metadata"]["uid"])
             self.health.database = True
+            if await self._is_led_by_another_ledger():
+                return
+            self._term = await self._leadership.acquire()
         except StoreUnavailable as error:
             self.health.database = False
             log.warning("database unreachable", error=str(error))
@@ -122,6 +128,29 @@ class Manager:
             log.info("term over", epoch=epoch, cause=cause)
             await self._resign(epoch)
         metrics.TERMS_LOST.labels(cause).inc()
+
+    async def _is_led_by_another_ledger(self) -> bool:
+        """Tell whether a controller leads this cluster by another ledger: then all that runs is unknown to this one.
+
+        By the Lease, which counts until it has not been renewed for its own duration, by the clock of this process.
+        """
+        now = time.monotonic()
+        shown = await lease.shown(self._client, await self._namespace())
+        if shown is None or not shown.holder or shown.ledger in {"", self._named}:
+            self._other = None
+            return False
+        if self._other is None or self._other[0] != shown:
+            if self._other is None or self._other[0].holder != shown.holder:
+                log.error(
+                    "another controller leads this cluster by another ledger, which this one must not do beside it: end that"
+                    " one first, or give this one the same database",
+                    holder=shown.holder,
+                )
+            self._other = (shown, now)
+        return now < self._other[1] + shown.seconds
+
+    async def _namespace(self) -> str:
+        return await asyncio.to_thread(namespace_of, self._settings.kubeconfig or None, None)
 
     async def _act(self, epoch: int) -> None:
         gc.unfreeze()  # what an earlier term has left is garbage now
@@ -200,26 +229,29 @@ class Manager:
                 raise Fenced(f"epoch {epoch} was not renewed in time")
 
     async def _show(self, epoch: int) -> None:
-        """Mirror the leader into a Lease, for people only; nothing reads it."""
-        seconds = self._settings.lease_seconds
-        namespace = await asyncio.to_thread(namespace_of, self._settings.kubeconfig or None, None)
+        """Mirror the leader into a Lease."""
         while True:
-            try:
-                await lease.show(
-                    self._client,
-                    namespace=namespace,
-                    holder=self._settings.identity,
-                    epoch=epoch,
-                    seconds=seconds,
-                    now=datetime.now(UTC),
-                )
-            except (ApiError, ApiUnreachableError) as error:
-                log.warning("lease not shown", error=str(error))
-            await asyncio.sleep(seconds / 4)
+            await self._write_lease(epoch, self._settings.identity)
+            await asyncio.sleep(self._settings.lease_seconds / 4)
+
+    async def _write_lease(self, epoch: int, holder: str) -> None:
+        try:
+            await lease.show(
+                self._client,
+                namespace=await self._namespace(),
+                holder=holder,
+                ledger=self._named,
+                epoch=epoch,
+                seconds=self._settings.lease_seconds,
+                now=datetime.now(UTC),
+            )
+        except (ApiError, ApiUnreachableError) as error:
+            log.warning("lease not shown", error=str(error))
 
     async def _resign(self, epoch: int) -> None:
         try:
-            await asyncio.shield(self._leadership.resign(epoch))
+            if await asyncio.shield(self._leadership.resign(epoch)):
+                await self._write_lease(epoch, "")
         except StoreUnavailable as error:
             log.warning("could not resign", error=str(error))
 

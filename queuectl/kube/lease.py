@@ -1,18 +1,37 @@
-"""The leader, mirrored into a Lease so that ``kubectl get lease`` shows it. Nothing decides by it."""
+"""The leader, mirrored into a Lease so that ``kubectl get lease`` shows it, and so that no other ledger is led by.
 
+Which controller of one ledger leads is decided in that ledger. The Lease only keeps a controller with another ledger,
+which knows nothing of what runs, from acting beside it.
+"""
+
+from dataclasses import dataclass
 from datetime import datetime
 
-from queuectl.kube.client import APPLY_PATCH, KubeClient
+from queuectl.kube.client import APPLY_PATCH, ApiError, KubeClient
 
 NAME = "queuectl-controller"
+LEDGER = "queuectl.dev/ledger"  # annotation: the name of the ledger that the holder leads by
+_NOT_FOUND = 404
 
 
-async def show(client: KubeClient, *, namespace: str, holder: str, epoch: int, seconds: float, now: datetime) -> None:
-    """Write holder, epoch and time of renewal; raises as ``KubeClient.request`` does."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a Lease says of who leads."""
+
+    holder: str
+    ledger: str
+    renewed: str
+    seconds: int  # after which, if it is not renewed, nobody leads
+
+
+async def show(
+    client: KubeClient, *, namespace: str, holder: str, ledger: str, epoch: int, seconds: float, now: datetime
+) -> None:
+    """Write holder, ledger, epoch and time of renewal; without holder that nobody leads. Raises as ``request`` does."""
     body = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": NAME, "namespace": namespace},
+        "metadata": {"name": NAME, "namespace": namespace, "annotations": {LEDGER: ledger}},
         "spec": {
             "holderIdentity": holder,
             "leaseDurationSeconds": max(1, round(seconds)),
@@ -20,6 +39,26 @@ async def show(client: KubeClient, *, namespace: str, holder: str, epoch: int, s
             "renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         },
     }
-    path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{NAME}"
     params = {"fieldManager": "queuectl", "force": "true"}
-    await client.request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH)
+    await client.request("PATCH", _path(namespace), params=params, body=body, content_type=APPLY_PATCH)
+
+
+async def shown(client: KubeClient, namespace: str) -> Shown | None:
+    """Return what the Lease says; None when there is none. Raises as ``KubeClient.request`` does."""
+    try:
+        found = await client.request("GET", _path(namespace))
+    except ApiError as error:
+        if error.status == _NOT_FOUND:
+            return None
+        raise
+    spec, notes = found.get("spec") or {}, found["metadata"].get("annotations") or {}
+    return Shown(
+        spec.get("holderIdentity") or "",
+        notes.get(LEDGER, ""),
+        spec.get("renewTime") or "",
+        spec.get("leaseDurationSeconds") or 0,
+    )
+
+
+def _path(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{NAME}"

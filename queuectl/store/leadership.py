@@ -94,15 +94,15 @@ class Leadership:
             found = await connection.scalar(statement.returning(leadership.c.epoch))
         return None if found is None else self._term(epoch, started)
 
-    async def resign(self, epoch: int) -> None:
-        """Give the lead up, if it is still ours; nothing is written under this epoch afterwards."""
+    async def resign(self, epoch: int) -> bool:
+        """Give the lead up, if it is still ours, and tell whether it was; nothing is written under this epoch afterwards."""
         statement = (
             update(leadership)
             .where(leadership.c.epoch == epoch, leadership.c.holder == self._holder)
             .values(epoch=leadership.c.epoch + 1, holder=_NOBODY, expires_at=func.clock_timestamp())
         )
         async with transaction(self._engine, limit=self._ttl) as connection:
-            await connection.execute(statement)
+            return bool((await connection.execute(statement)).rowcount)
 
     async def current(self) -> tuple[str, int, float] | None:
         """Return holder, epoch and the seconds left, or None when nobody leads."""

@@ -65,19 +65,20 @@ class Ledger:
         """Don't connect yet."""
         self._engine = engine
 
-    async def bind(self, cluster_uid: str) -> None:
-        """Tie the ledger to a cluster, once and for all.
+    async def bind(self, cluster_uid: str) -> str:
+        """Tie the ledger to a cluster, once and for all; return its own name, that no other ledger has.
 
         Raises WrongCluster when it is tied to another one.
         """
         async with transaction(self._engine) as connection:
             await connection.execute(insert(tables.cluster).values(uid=cluster_uid).on_conflict_do_nothing())
-            bound = await connection.scalar(select(tables.cluster.c.uid))
+            bound, name = (await connection.execute(select(tables.cluster.c.uid, tables.cluster.c.ledger))).one()
         if bound != cluster_uid:
             raise WrongCluster(
                 f"this database belongs to cluster {bound}, and this is cluster {cluster_uid}; "
                 "set DATABASE_URL to a database of this cluster's own"
             )
+        return str(name)
 
     async def load(self, uids: Collection[str] = (), *, half_life: float = 0.0, now: float = 0.0) -> Loaded:
         """Return every workload that is not finished, the finished ones among ``uids``, and all active attempts.

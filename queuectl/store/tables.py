@@ -65,6 +65,7 @@ cluster = Table(
     Column("singleton", Boolean, primary_key=True, server_default=text("true")),
     Column("uid", Text, nullable=False),
     Column("bound_at", UnixTime, nullable=False, server_default=text("now()")),
+    Column("ledger", Text, nullable=False, server_default=text("gen_random_uuid()::text")),
     CheckConstraint("singleton", name="singleton"),
 )
 

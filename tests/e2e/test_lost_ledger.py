@@ -1,6 +1,7 @@
 """A ledger that is lost, or restored from before."""
 
 from tests.support.databases import Databases
+from tests.support.eventually import eventually
 from tests.support.stage import Stage
 
 
@@ -22,4 +23,27 @@ async def test_a_lost_ledger_runs_nothing_twice(stage: Stage, postgres: Database
         assert runs["status"]["attempt"] == 2
         assert await stage.get_job("ended") == ended
         assert {pod["metadata"]["name"] for pod in await stage.pods("ended")} == {"ended-worker-1-0"}
+        second.stop()
+
+
+async def test_no_controller_acts_beside_one_that_leads_by_another_ledger(stage: Stage, postgres: Databases) -> None:
+    await stage.nodes(2)
+    await stage.queue(16)
+    first = stage.controller()
+    first.start()
+    await stage.submit("runs", 2, 8)
+    await stage.until_phase("runs", "Running")
+    before = {pod["metadata"]["uid"] for pod in await stage.pods("runs")}
+    with postgres.migrated() as fresh:
+        second = stage.controller("b", env={"DATABASE_URL": fresh})
+        second.start()
+
+        async def says_so() -> bool:
+            return "leads this cluster by another ledger" in second.log.read_text()
+
+        await eventually(says_so, "it says so")
+        assert "removing a pod" not in second.log.read_text()
+        assert {pod["metadata"]["uid"] for pod in await stage.pods("runs")} == before
+        first.stop()  # on purpose: then the other may
+        await stage.until_job("runs", lambda s: s["attempt"] == 2 and s["phase"] == "Running", "runs anew")
         second.stop()
