@@ -45,7 +45,7 @@ def offences(view: View, move: Move | None, cause: Why | None) -> list[Offence]:
         return []
     pods = members(view.attempt, view.pods)
     found: dict[str, Why] = {}
-    if cause.reason in {Reason.NODE_LOST, Reason.NODE_NOT_READY, Reason.NODE_FAULTY}:
+    if cause.reason in {Reason.NODE_LOST, Reason.NODE_NOT_READY}:
         found = {str(cause.facts["node"]): cause}
     elif cause.reason is Reason.POD_DISRUPTED:
         found = {pod.node: cause for pod in pods if pod.node and pod.disrupted_by in _BY_KUBELET}

@@ -62,7 +62,9 @@ async def standing(
                 await stage.nodes(3)
                 await stage.queue(24)
                 async with observing(stage):
-                    yield Standing(stage, proxy, stage.controller(kubeconfig=proxy.kubeconfig))
+                    # Nodes are lost on purpose: they are to be used again.
+                    env = {"QUEUECTL_SUSPECT_FIRST": "0"}
+                    yield Standing(stage, proxy, stage.controller(kubeconfig=proxy.kubeconfig, env=env))
             finally:
                 await stage.close()
 

@@ -113,6 +113,13 @@ async def runs(live: Stage, grace: int, **checkpoint: Any) -> list[Object]:
     return await live.pods("gang")
 
 
+async def end(live: Stage) -> None:
+    """Let its next attempt run, and delete the job: its pods don't go by themselves."""
+    await live.until_job("gang", lambda s: s.get("attempt") == 2 and s["phase"] == "Running", "runs again")
+    await live.delete_job("gang")
+    await remove(live, "gang")
+
+
 @pytest.mark.parametrize("how", ["evicted", "deleted"])
 async def test_all_pods_are_asked_while_one_that_others_remove_still_stops(live: Stage, how: str) -> None:
     first, second = await runs(live, 600, signal="Annotation", graceSeconds=500)
@@ -139,6 +146,7 @@ async def test_all_pods_are_asked_while_one_that_others_remove_still_stops(live:
     [one] = await interruptions(live, "gang")
     cause = "PodDisrupted" if how == "evicted" else "PodLost"
     assert (one["cause"], one["answered"], one["saved_step"]) == (cause, True, 7)
+    await end(live)
 
 
 async def test_nobody_waits_for_longer_than_the_evicted_pod_may_take(live: Stage) -> None:
@@ -150,3 +158,4 @@ async def test_nobody_waits_for_longer_than_the_evicted_pod_may_take(live: Stage
     await live.until_job("gang", lambda s: s.get("attempt") == 2 or s["phase"] == "Pending", "is back in its queue")
     [one] = await interruptions(live, "gang")
     assert (one["cause"], one["answered"]) == ("PodDisrupted", False)
+    await end(live)

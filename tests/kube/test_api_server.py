@@ -169,6 +169,7 @@ async def test_short_names_and_category(kube: KubeClient) -> None:
         "trainingjobs": ["tj"],
         "queues": ["q"],
         "resourceflavors": ["rf"],
+        "nodemaintenances": ["nm"],
     }
     assert all(item["categories"] == ["queuectl"] for name, item in known.items() if "/" not in name)
     assert known["trainingjobs"]["namespaced"]
