@@ -140,7 +140,8 @@ def status(
     help=text(
         "Say that the work on nodes is done: they are verified, if there is a test, and released.",
         "queuectl maintenance done gpu-07",
-        more="Of a node that has failed it says that it is good all the same. A node whose turn has not come is left out."
+        more="Of a node that has failed it says that it is good all the same. A node whose turn has not come is left out"
+        " (Skipped): no job leaves it, and no test runs."
         " The same is said by the annotation queuectl.dev/maintenance-done on the node.",
     ),
 )
@@ -155,12 +156,12 @@ def done(
     from queuectl.cli.change import each
 
     async def main(here: "session.Session") -> int:
-        under = {
-            node["name"]: one["metadata"]["name"]
-            for one in await _all(here)
-            for node in _nodes(one)
-            if node["phase"] not in {"Released", "Skipped"}
-        }
+        under: dict[str, Object] = {}
+        for one in await _all(here):
+            for node in _nodes(one):
+                of = {"maintenance": one["metadata"]["name"], "waits": node["phase"] == "Pending"}
+                if node["phase"] not in {"Released", "Skipped"} and under.get(node["name"], of)["waits"]:
+                    under[node["name"]] = of
         return await each(list(dict.fromkeys(nodes)), lambda node: _done(here, node, under))
 
     session.run(main, kubeconfig=kubeconfig, context=context)
@@ -199,19 +200,31 @@ def cancel(
 
 
 async def _start(here: "Session", meta: Mapping[str, str], spec: Object) -> str:
+    from queuectl.kube.client import ApiError
     from queuectl.kube.names import API_VERSION
 
-    known = {node["metadata"]["name"] for node in await _cluster_nodes(here)}
+    nodes = await _cluster_nodes(here)
+    known = {node["metadata"]["name"] for node in nodes}
     if unknown := [node for node in spec.get("nodes", ()) if node not in known]:
         from queuectl.kube.problems import nearest
 
         raise CommandError(f'no node "{unknown[0]}"; {nearest(unknown[0], known)}', Exit.NOT_FOUND)
+    wanted = spec.get("nodeSelector")
+    if wanted and not any(wanted.items() <= (node["metadata"].get("labels") or {}).items() for node in nodes):
+        given = ",".join(f"{key}={value}" for key, value in wanted.items())
+        raise CommandError(f"no node has the labels {given}; kubectl get nodes --show-labels", Exit.NOT_FOUND)
     body = {"apiVersion": API_VERSION, "kind": "NodeMaintenance", "metadata": dict(meta), "spec": spec}
-    made = await here.client.request("POST", _path(), body=body, params={"fieldValidation": "Strict"})
+    try:
+        made = await here.client.request("POST", _path(), body=body, params={"fieldValidation": "Strict"})
+    except ApiError as error:
+        if error.reason != "AlreadyExists":
+            raise
+        hint = f"choose another --name, or: queuectl maintenance status {meta['name']}"
+        raise CommandError(f'maintenance "{meta["name"]}" exists already; {hint}', Exit.REFUSED) from None
     return f"{resource_name(made)} created; queuectl maintenance status {made['metadata']['name']} shows how far it is"
 
 
-async def _done(here: "Session", node: str, under: Mapping[str, str]) -> None:
+async def _done(here: "Session", node: str, under: Mapping[str, Object]) -> None:
     from queuectl.kube.client import MERGE_PATCH
     from queuectl.kube.maintenance import DONE
 
@@ -220,7 +233,9 @@ async def _done(here: "Session", node: str, under: Mapping[str, str]) -> None:
     said = datetime.now(UTC).isoformat(timespec="seconds")
     body = {"metadata": {"annotations": {DONE: said}}}
     await here.client.request("PATCH", f"/api/v1/nodes/{node}", body=body, content_type=MERGE_PATCH)
-    typer.echo(f"node/{node} said to be done, of maintenance {under[node]}")
+    name, waits = under[node]["maintenance"], under[node]["waits"]
+    told = "is left out, as its turn has not come," if waits else "said to be done,"
+    typer.echo(f"node/{node} {told} of maintenance {name}")
 
 
 async def _until_released(here: "Session", name: str, limit: float) -> None:

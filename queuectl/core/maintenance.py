@@ -42,6 +42,7 @@ _BROKEN = "upgrade-failed"
 _REQUIRED = "upgrade-required"
 NAMED = 5  # jobs or pods in a message
 _SAID = why(Reason.NODE_RELEASED, cause="its work was said to be done")
+_SAID_BEFORE = why(Reason.NODE_SKIPPED, cause="its work was said to be done before its turn came")
 _UPGRADE = why(Reason.NODE_RELEASED, cause="its driver was upgraded")
 _LATE = why(Reason.NODE_RELEASED, cause="the window is over")
 
@@ -152,8 +153,9 @@ def _moved_on(
 
 
 def _pending(maintenance: Maintenance, state: NodeState, there: There, now: float) -> NodeState:
-    if there.node.mark.done:
-        return _to(state, NodePhase.RELEASED, _SAID, now)
+    mark = there.node.mark
+    if mark.done and mark.maintenance in {"", maintenance.name}:  # else it is said of the maintenance that has the node
+        return _to(state, NodePhase.SKIPPED, _SAID_BEFORE, now)
     if _is_over(maintenance, now):
         return _to(state, NodePhase.SKIPPED, why(Reason.NODE_SKIPPED, cause="the window was over before"), now)
     return state

@@ -31,6 +31,15 @@ async def test_what_is_not_there_is_told(live: Stage, cli: Commands) -> None:
     assert f"did you mean {node}?" in (await cli("maintenance", "start", f"{node}0", code=Exit.NOT_FOUND)).err
     refused = await cli("maintenance", "start", node, "--max-unavailable", "none", code=Exit.REFUSED)
     assert "none is not a number of nodes; write 1 or more, or a part of them such as 25%" in refused.err
+    gone = await cli("maintenance", "start", "-l", "rack=none", code=Exit.NOT_FOUND)
+    assert "no node has the labels rack=none" in gone.err
     assert "under no maintenance" in (await cli("maintenance", "done", node, code=Exit.REFUSED)).err
     for verb in ("status", "cancel"):
         assert 'no maintenance "none"' in (await cli("maintenance", verb, "none", code=Exit.NOT_FOUND)).err
+
+
+async def test_a_name_that_is_taken_is_told(live: Stage, cli: Commands) -> None:
+    [node] = await live.nodes(1)
+    await cli("maintenance", "start", node, "--name", "fans")
+    refused = await cli("maintenance", "start", node, "--name", "fans", code=Exit.REFUSED)
+    assert "exists already; choose another --name, or: queuectl maintenance status fans" in refused.err

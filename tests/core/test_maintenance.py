@@ -121,6 +121,26 @@ def test_a_node_is_safe_once_no_job_is_left_and_released_once_its_work_is_said_t
     assert place.phases() == {"n0": "Released"}
 
 
+def test_a_node_said_to_be_done_before_its_turn_is_left_out_and_not_released() -> None:
+    place = Place(2, test=TEST)
+    place.run("a", "n1")
+    place.step()
+    assert place.phases() == {"n0": "Draining", "n1": "Pending"}
+    place.say_done("n1")
+    place.step()
+    assert place.phases()["n1"] == "Skipped"
+    assert place.message("n1") == "It was left out: its work was said to be done before its turn came."
+
+
+def test_what_is_said_of_the_maintenance_that_has_a_node_is_not_taken_by_one_that_waits_for_it() -> None:
+    place = Place(1, created_at=10.0)
+    older = Maintenance("older", nodes=("n0",), created_at=5.0)
+    place.step(older)
+    place.nodes["n0"] = replace(place.nodes["n0"], mark=Mark("older", done=True))
+    place.step(older)
+    assert place.phases() == {"n0": "Pending"}
+
+
 def test_canaries_go_first_then_as_many_as_may() -> None:
     place = Place(6, canary=2, max_unavailable="50%")
     place.step()
@@ -377,7 +397,7 @@ def test_nothing_of_ours_is_left_on_a_node_that_is_released() -> None:
 
 
 ARROWS = {
-    NodePhase.PENDING: {NodePhase.DRAINING, NodePhase.RELEASED, NodePhase.SKIPPED},
+    NodePhase.PENDING: {NodePhase.DRAINING, NodePhase.SKIPPED},
     NodePhase.DRAINING: {NodePhase.SAFE, NodePhase.VERIFYING, NodePhase.FAILED, NodePhase.RELEASED, NodePhase.SKIPPED},
     NodePhase.SAFE: {NodePhase.VERIFYING, NodePhase.FAILED, NodePhase.RELEASED, NodePhase.SKIPPED},
     NodePhase.VERIFYING: {NodePhase.RELEASED, NodePhase.FAILED, NodePhase.SKIPPED},
