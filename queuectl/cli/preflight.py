@@ -24,6 +24,7 @@ from queuectl.kube.listing import list_raw
 from queuectl.kube.names import API
 from queuectl.kube.pods import manifests
 from queuectl.kube.problems import nearest
+from queuectl.model.checkpoint import ANSWERS, Answer, Signal
 from queuectl.model.lifecycle import Attempt, AttemptState
 from queuectl.model.objects import Flavor, Job, Queue
 from queuectl.model.plan import Placement
@@ -209,6 +210,11 @@ async def _dry_run(client: KubeClient, document: Document, known: Known, *, forc
         told = f'"{queue}", the default of namespace {job.gang.namespace}, does not exist'
         document.problems.append(("spec.queue", f"{told}; {_nearest(queue, known.queues, 'queues')}"))
         return
+    for role in silent_roles(document.spec):
+        tell(
+            f"{document.source}: {document.kind} {document.name}: role {role} answers by an annotation of its pods, and its"
+            " template has no serviceAccountName; name one that may patch pods, or let the namespace's default do that"
+        )
     if job.unpromised:
         tell(f"{document.source}: {document.kind} {document.name}: {uncertain(job)}")
     rules = (known.queues or {}).get(queue)
@@ -217,6 +223,21 @@ async def _dry_run(client: KubeClient, document: Document, known: Known, *, forc
     if not force:
         _check_quota(document, job, known)
     await _dry_run_pods(client, document, job, known, tell)
+
+
+def silent_roles(spec: Mapping[str, Any]) -> list[str]:
+    """Return the roles whose pods are to answer by their annotation, and name no service account to write it with."""
+    given = spec.get("checkpoint") or {}
+    signal = Signal(given.get("signal") or Signal.SIG_TERM)
+    if (given.get("answer") or ANSWERS[signal][0]) != Answer.ANNOTATION:
+        return []
+    asked = given.get("role")
+    return [
+        role["name"]
+        for role in spec["roles"]
+        if (role["name"] == asked if asked else role.get("mustSucceed", True))
+        and not (role["template"].get("spec") or {}).get("serviceAccountName")
+    ]
 
 
 def refusal(error: ApiError, document: Document) -> str:

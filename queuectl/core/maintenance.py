@@ -32,7 +32,7 @@ from queuectl.model.maintenance import (
     Wanted,
 )
 from queuectl.model.objects import Node
-from queuectl.model.reasons import Reason, Why, listed, why
+from queuectl.model.reasons import Reason, Why, counted, listed, why
 
 UPGRADE_STATE = "nvidia.com/gpu-driver-upgrade-state"
 UPGRADE_SKIP = "nvidia.com/gpu-driver-upgrade.skip"
@@ -278,7 +278,7 @@ def _why_not_yet(maintenance: Maintenance, states: Sequence[NodeState], failed: 
     canaries = [state.name for state in states if state.canary and state.phase not in OVER]
     if canaries or _canaries(states) < maintenance.canary:
         return f"{listed(canaries or sorted(turn)) or 'another'} goes first"
-    return f"at most {most(maintenance, len(states))} are under maintenance at a time"
+    return f"at most {counted(most(maintenance, len(states)), 'node')} at a time"
 
 
 def next_ones(states: Iterable[NodeState], there: Mapping[str, There], but: Collection[str] = ()) -> list[str]:

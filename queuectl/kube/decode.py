@@ -234,7 +234,7 @@ def pod(raw: Bytes) -> Item[Pod]:
         exit_code=_exit_code(seen.status),
         exits=_exits(seen.status) if failed else (),
         conditions=tuple((c.type, c.status) for c in seen.status.conditions) if failed else (),
-        disrupted=(disrupted.message or "DisruptionTarget") if disrupted else "",
+        disrupted=(disrupted.message or disrupted.reason or "DisruptionTarget") if disrupted else "",
         disrupted_by=disrupted.reason if disrupted else "",
         workload=labels.get(WORKLOAD_LABEL, ""),
         attempt=_number(labels.get(ATTEMPT_LABEL)),

@@ -98,7 +98,7 @@ class Reason(Enum):
     )
     # given back
     CHECKPOINTED = "All that were asked, {pods:pod}, saved their work within {seconds} s."
-    CHECKPOINT_MISSED = "Of {pods:pod} that were asked to save their work, {answered} did within {seconds} s."
+    CHECKPOINT_MISSED = "Of {pods:pod} asked to save work, {answered} did within {seconds} s."
     ASK_FAILED = "Pod {pod} could not be asked to save its work: {problem}. It is asked again until {until}."
     REPORT_UNREADABLE = "Pod {pod} reports a checkpoint that can't be read: {problem}."
     PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
@@ -147,9 +147,9 @@ class Reason(Enum):
     )
     # of nodes under maintenance
     MAINTENANCE_WAITS = "Nothing is done yet: {problem}."
-    MAINTENANCE_UNDER_WAY = "Of {nodes:node}, {done} are done, {skipped} are left out, and {now} are under maintenance."
+    MAINTENANCE_UNDER_WAY = "Of {nodes:node}: {done} done, {skipped} left out, {now} under maintenance."
     MAINTENANCE_HALTED = "No further node is begun. {cause}"
-    MAINTENANCE_FINISHED = "Of {nodes:node}, {done} are done and {skipped} were left out."
+    MAINTENANCE_FINISHED = "Of {nodes:node}: {done} done, {skipped} left out."
     NODE_WAITS = "Its turn has not come: {problem}."
     NODE_DRAINING = "Nobody new goes there; {problem}."
     NODE_DRAIN_BLOCKED = "Jobs there can't be told to leave it: {jobs}."

@@ -101,11 +101,22 @@ class PodAnnotation:
         self._report: str | None = None  # to be sent
         self._busy = False
         self._closed = False
+        self._told = False  # that there is no service account
         self._thread: threading.Thread | None = None
 
     def send(self, report: str) -> None:
-        """Have it sent soon; nothing is done where there is no service account."""
-        if not (self._pod and self._host and (self._folder / "token").is_file()):
+        """Have it sent soon; outside a pod nothing is done, and that there is no service account is logged once."""
+        if not (self._pod and self._host):
+            return
+        token = self._folder / "token"
+        if not token.is_file():
+            if not self._told:
+                log.warning(
+                    "the annotation of pod %s is not written: there is no token of a service account, %s",
+                    self._pod,
+                    token,
+                )
+            self._told = True
             return
         with self._changed:
             if self._closed:

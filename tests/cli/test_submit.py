@@ -331,6 +331,15 @@ async def test_what_no_reservation_covers_is_told_and_stays_with_the_job(team: s
     assert "into account" not in (await run("submit", "-f", "-", stdin=text(mine("plain")))).err
 
 
+async def test_that_nobody_may_write_the_answer_is_told(team: str, run: Commands) -> None:
+    asked = {"checkpoint": {"signal": "Annotation"}}
+    done = await run("submit", "-f", "-", stdin=text(mine("silent", **asked)))
+    assert "role worker answers by an annotation of its pods, and its template has no serviceAccountName" in done.err
+    named = with_pod(mine("named", **asked), serviceAccountName="default")
+    for one in (named, mine("timed", checkpoint={"signal": "Annotation", "answer": "File", "file": "/saved"})):
+        assert "serviceAccountName" not in (await run("submit", "-f", "-", "--dry-run", stdin=text(one))).err
+
+
 async def test_pods_beyond_a_resource_quota_may_wait(team: str, run: Commands, kube: KubeClient) -> None:
     """It may have room later, so the job is accepted, and told about it."""
     path = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"

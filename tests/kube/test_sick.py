@@ -55,6 +55,8 @@ def test_who_ended_a_pod() -> None:
     }
     evicted = pod(phase="Failed", reason="Evicted", conditions=[told])
     assert (evicted.disrupted_by, evicted.disrupted) == ("TerminationByKubelet", "too little memory")
+    evicted = pod(phase="Failed", conditions=[{name: told[name] for name in ("type", "status", "reason")}])
+    assert evicted.disrupted == "TerminationByKubelet"
 
 
 def test_that_a_kubelet_did_not_take_a_pod_is_no_failure_of_its_own() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from queuectl import trainer
 from queuectl.trainer.checkpoints import Folder
-from queuectl.trainer.reports import FAILURE, LINE, TerminationMessage
+from queuectl.trainer.reports import FAILURE, LINE, PodAnnotation, TerminationMessage
 
 
 @pytest.fixture(autouse=True)
@@ -428,3 +428,14 @@ def test_what_can_not_be_told_does_not_disturb_training(tmp_path: Path, caplog: 
     with caplog.at_level(logging.WARNING, "queuectl.trainer"):
         TerminationMessage({"QUEUECTL_TERMINATION_LOG": str(tmp_path / "no" / "such" / "folder")}).saved("{}")
     assert "termination message can't be written" in caplog.text
+
+
+def test_that_there_is_no_service_account_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    where = {"QUEUECTL_POD": "llm-0", "KUBERNETES_SERVICE_HOST": "10.0.0.1", "QUEUECTL_SERVICE_ACCOUNT": str(tmp_path)}
+    annotation = PodAnnotation(where)
+    with caplog.at_level(logging.WARNING, "queuectl.trainer"):
+        annotation.send("{}")
+        annotation.send("{}")
+        PodAnnotation({}).send("{}")
+    [told] = caplog.messages
+    assert "pod llm-0 is not written: there is no token" in told

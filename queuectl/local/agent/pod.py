@@ -534,7 +534,7 @@ class Pod:
         self._condition("ContainersReady", ready, why)
         self._condition("Ready", ready and all(shown.get(gate) == "True" for gate in gates), why)
         if self._disrupted:
-            self._condition("DisruptionTarget", True, "TerminationByKubelet")  # noqa: FBT003
+            self._condition("DisruptionTarget", True, "TerminationByKubelet", self._cause.get("message", ""))  # noqa: FBT003
         address = given.address(self.uid)
         return {
             "phase": phase,
@@ -549,13 +549,14 @@ class Pod:
             "containerStatuses": [each.status() for each in main],
         }
 
-    def _condition(self, kind: str, holds: bool, reason: str) -> None:  # noqa: FBT001 - it is what a condition says
+    def _condition(self, kind: str, holds: bool, reason: str, message: str = "") -> None:  # noqa: FBT001 - as it says
         """Set a condition; the reason says why it does not hold, of DisruptionTarget why it does."""
         status = "True" if holds else "False"
         known = self._conditions.get(kind) or {}
         since = known["lastTransitionTime"] if known.get("status") == status else _now()
         why = reason if holds == (kind == "DisruptionTarget") else None
-        self._conditions[kind] = {"type": kind, "status": status, "lastTransitionTime": since, "reason": why}
+        told = {"message": message} if message else {}
+        self._conditions[kind] = {"type": kind, "status": status, "lastTransitionTime": since, "reason": why, **told}
 
 
 @asynccontextmanager
