@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,8 +111,19 @@ def read_settings(**flags: Any) -> "Settings":
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise CommandError(f"{name}: {first['input']!r}: {first['msg']}", Exit.USAGE) from error
+        field = str(first["loc"][0])
+        told = first["msg"].removeprefix("Value error, ")
+        raise CommandError(f"{_as_given(field, flags)}: {first['input']!r}: {told}", Exit.USAGE) from error
+
+
+def _as_given(field: str, flags: Mapping[str, Any]) -> str:
+    """Return the name of a setting as its user wrote it: the flag, or the environment variable."""
+    from queuectl.control.settings import Settings
+
+    if flags.get(field) is not None:
+        return f"--{field.replace('_', '-')}"
+    alias = Settings.model_fields[field].validation_alias if field in Settings.model_fields else field
+    return str(alias or f"{Settings.model_config['env_prefix']}{field.upper()}")
 
 
 def ledger_settings(database_url: str | None, data: Path | None) -> "Settings":

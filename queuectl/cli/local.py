@@ -70,6 +70,7 @@ def up(
         _prepare(running, nodes)
         sys.stderr.write(f"The control plane is ready at {running.server}.\n")
         typer.echo(f"export KUBECONFIG={_quoted(running.kubeconfig)}")
+        sys.stderr.write("Jobs wait until a controller runs; with that KUBECONFIG: queuectl controller\n")
 
 
 @app.command()
@@ -82,7 +83,10 @@ def down(
     with _errors():
         from queuectl.local import controlplane
 
-        controlplane.down(state or default_state(), delete=delete)
+        ran = controlplane.down(state or default_state(), delete=delete)
+    told = f"Ended {', '.join(ran)}" if ran else "Nothing ran"
+    gone = f"; the data in {state or default_state()} is deleted" if delete else ""
+    sys.stderr.write(f"{told}{gone}.\n")
 
 
 @app.command()

@@ -1,9 +1,12 @@
 """The command tree. Verbs live in their own modules and import what is heavy only when they run."""
 
+import os
 import sys
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from queuectl.cli import change, checkpoint, cluster, controller, jobs, local, maintenance, quota
 from queuectl.cli.defrag import defrag
@@ -17,8 +20,20 @@ from queuectl.cli.submit import submit
 PLUGIN = Path(sys.argv[0]).stem == "kubectl-queuectl"
 PROGRAM = "kubectl queuectl" if PLUGIN else "queuectl"
 
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Invoke a command; what is said of a wrong value is without the words of the library that looks at it."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 app = typer.Typer(
     name="queuectl",
+    cls=_Commands,
     help="Batch queues and gang scheduling for GPU clusters on Kubernetes.",
     no_args_is_help=True,
     add_completion=not PLUGIN,
@@ -28,8 +43,19 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it so
+    if wanted:
+        version()
+        raise typer.Exit
+
+
 @app.callback()
-def _common() -> None:
+def _common(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+    ] = False,
+) -> None:
     """Batch queues and gang scheduling for GPU clusters on Kubernetes."""
 
 
@@ -179,6 +205,8 @@ def version() -> None:
 
 def run() -> None:
     """Run the command line; errors become a message on stderr and a documented exit code."""
+    if os.environ.get("KUBECONFIG") == "":
+        del os.environ["KUBECONFIG"]  # as kubectl has it
     try:
         app(standalone_mode=True, prog_name=PROGRAM)
     except Exception as error:  # noqa: BLE001 - the outermost frame

@@ -105,18 +105,20 @@ def up(
         return _start_missing(state, record, record.settings.components)
 
 
-def down(state: Path, *, delete: bool = False) -> None:
+def down(state: Path, *, delete: bool = False) -> list[str]:
     """End every process that `up` started, and nothing else; with `delete`, remove the control plane's files too.
 
-    Nothing to end is no error. Raises LocalError if a process survives SIGKILL.
+    Return the components that ran. Nothing to end is no error. Raises LocalError if a process survives SIGKILL.
     """
     state = state.expanduser().absolute()
     if not state.is_dir():
-        return
+        return []
+    ran: list[str] = []
     with _locked(state):
         record = _read(state)
         if record is not None:
             # Clients first, so that none fills its log with lost connections; etcd last, so that all is written.
+            ran = [name for name in record.processes if record.alive(name)]
             clients = [known for name, known in record.processes.items() if name not in NAMES[:2]]
             process.end(clients)
             for name in reversed(NAMES[:2]):
@@ -128,6 +130,7 @@ def down(state: Path, *, delete: bool = False) -> None:
             for name in _OURS:
                 path = state / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return ran
 
 
 def status(state: Path) -> list[Status]:

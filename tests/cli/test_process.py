@@ -129,6 +129,28 @@ async def test_a_cluster_that_cannot_be_reached(case: str, tmp_path: Path) -> No
     assert done.out == ""
 
 
+async def test_an_empty_kubeconfig_is_none(tmp_path: Path) -> None:
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube" / "config").write_text(KUBECONFIG)
+    done = await Commands(tmp_path)("get", env={"KUBECONFIG": "", "HOME": str(tmp_path)}, code=Exit.UNREACHABLE)
+    assert "http://127.0.0.1:1" in done.err
+
+
+async def test_a_setting_is_named_as_it_was_given(tmp_path: Path) -> None:
+    queuectl = Commands(tmp_path)
+    wrong = {"QUEUECTL_LEASE_SECONDS": "-1"}
+    assert "QUEUECTL_LEASE_SECONDS: '-1': " in (await queuectl("controller", env=wrong, code=Exit.USAGE)).err
+    assert (
+        "QUEUECTL_FAULTY_CONDITIONS: "
+        in (await queuectl("controller", env={"QUEUECTL_FAULTY_CONDITIONS": "x"}, code=Exit.USAGE)).err
+    )
+
+
+async def test_the_version_as_an_option(tmp_path: Path) -> None:
+    queuectl = Commands(tmp_path)
+    assert (await queuectl("--version")).out == (await queuectl("version")).out
+
+
 async def test_a_kubeconfig_that_does_not_exist(tmp_path: Path) -> None:
     done = await Commands(tmp_path / "none")("get", code=Exit.UNREACHABLE)
     assert "doesn't exist; name one with --kubeconfig or $KUBECONFIG" in done.err
@@ -139,7 +161,8 @@ async def test_a_kubeconfig_that_does_not_exist(tmp_path: Path) -> None:
     [
         (["get", "--color"], "No such option: --color"),
         (["get", "-A", "llm"], "give names, or -A, not both"),
-        (["get", "--phase", "Sleeping"], "Sleeping"),
+        (["get", "--phase", "Sleeping"], "'--phase': 'Sleeping' is not one of 'Pending'"),
+        (["controller", "--port", "99999"], "queuectl: --port: 99999: Input should be less than"),
         (["wait", "llm", "--timeout", "soon"], '--timeout: "soon" is not a duration'),
         (["cancel"], "give the names of jobs, or --all, or -l"),
         (["cancel", "llm", "--all"], "give the names of jobs, or --all, or -l"),

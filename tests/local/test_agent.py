@@ -474,6 +474,8 @@ async def test_an_agent_that_ends_takes_its_pods_along_and_says_so(
         pod = await pods.until(name, "Failed")
         assert pod["status"]["reason"] == "Terminated"
         assert condition(pod, "DisruptionTarget") == "True"
+        [why] = [each for each in pod["status"]["conditions"] if each["type"] == "DisruptionTarget"]
+        assert "node shutdown" in why["message"]
     assert condition(await kube.request("GET", f"/api/v1/nodes/{NODES[0]}"), "Ready") == "False"
     agent.start()
     await nodes_are_ready(kube, NODES)

@@ -208,6 +208,7 @@ def test_the_command_line(running: Running, own: Path) -> None:
     up = command.invoke(cli.app, ["up", "--state", str(own), "--nodes", "2"])
     assert up.stdout == f"export KUBECONFIG={running.kubeconfig}\n"
     assert running.server in up.stderr
+    assert up.stderr.splitlines()[-1].endswith("queuectl controller")
 
     async def nodes() -> set[str]:
         async with await KubeClient.open(str(running.kubeconfig)) as kube:
@@ -228,7 +229,11 @@ def test_down_leaves_no_process_and_no_port_and_no_stranger_is_hurt(running: Run
         (own / "state.json").write_text(json.dumps(record))
 
         down = CliRunner().invoke(cli.app, ["down", "--state", str(own)])
-        assert (down.exit_code, down.output) == (0, "")
+        assert (down.exit_code, down.stdout) == (0, "")
+        assert down.stderr.startswith("Ended etcd, ")
+        assert "kwok" not in down.stderr
+        again = CliRunner().invoke(cli.app, ["down", "--state", str(own)])
+        assert again.stderr == "Nothing ran.\n"
         assert stranger.poll() is None
     finally:
         stranger.kill()
