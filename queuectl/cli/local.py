@@ -83,9 +83,11 @@ def down(
     with _errors():
         from queuectl.local import controlplane
 
-        ran = controlplane.down(state or default_state(), delete=delete)
+        folder = state or default_state()
+        known = folder.is_dir()
+        ran = controlplane.down(folder, delete=delete)
     told = f"Ended {', '.join(ran)}" if ran else "Nothing ran"
-    gone = f"; the data in {state or default_state()} is deleted" if delete else ""
+    gone = f"; the data in {folder} is deleted" if delete and known else ""
     sys.stderr.write(f"{told}{gone}.\n")
 
 

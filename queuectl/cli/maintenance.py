@@ -234,8 +234,10 @@ async def _done(here: "Session", node: str, under: Mapping[str, Object]) -> None
     body = {"metadata": {"annotations": {DONE: said}}}
     await here.client.request("PATCH", f"/api/v1/nodes/{node}", body=body, content_type=MERGE_PATCH)
     name, waits = under[node]["maintenance"], under[node]["waits"]
-    told = "is left out, as its turn has not come," if waits else "said to be done,"
-    typer.echo(f"node/{node} {told} of maintenance {name}")
+    told = (
+        f"left out of maintenance {name}: its turn had not come" if waits else f"said to be done, of maintenance {name}"
+    )
+    typer.echo(f"node/{node} {told}")
 
 
 async def _until_released(here: "Session", name: str, limit: float) -> None:

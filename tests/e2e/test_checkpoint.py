@@ -145,7 +145,7 @@ async def test_who_does_not_answer_goes_at_the_deadline(stage: Stage) -> None:
     await remove(stage, "low")
     assert time.time() >= ask["deadline"]
     await stage.until_phase("high", "Running")
-    assert await stage.until_event("low", "CheckpointMissed") == ("Of 2 pods asked to save work, 1 did within 3 s.")
+    assert await stage.until_event("low", "CheckpointMissed") == "Of 2 pods asked to save work, 1 did within 3 s."
     low = await stage.until_phase("low", "Pending")
     assert "lastCheckpoint" not in low["status"], "one of two is no checkpoint"
     [one] = await interruptions(stage, "low")
