@@ -123,6 +123,11 @@ def all_ready(attempt: Attempt, pods: Mapping[PodKey, Pod]) -> bool:
     return ready(pods[key] for key in there if key in pods) == len(there)
 
 
+def unready(attempt: Attempt, pods: Mapping[PodKey, Pod]) -> int:
+    """Count the pods that the gang must have and that are not ready, or not there."""
+    return len(_keys(attempt)) - ready(members(attempt, pods))
+
+
 def holding(view: View) -> list[Pod]:
     """Return the pods that must go before the attempt's room is free, or the part of it that it gives up or has lost.
 

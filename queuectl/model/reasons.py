@@ -81,6 +81,7 @@ class Reason(Enum):
     ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
     STARTING = "The whole gang, {pods:pod}, was ungated together and is being bound."
     RUNNING = "The whole gang is ready: {pods:pod}."
+    PODS_NOT_READY = "Ready now: {ready} of {pods:pod}; {problem}."
     PARTLY_DONE = "{left} of {pods:pod} run on; {done} are done, and what they held is given back."
     SHRUNK = (
         "Gave up {gone} of {before:pod} for {job} of queue {queue}, priority {priority}: {cause}."

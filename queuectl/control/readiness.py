@@ -1,0 +1,33 @@
+"""What there is to say of a gang that runs, and of which not all pods are ready."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from queuectl.core.lifecycle import members, unready
+from queuectl.core.nominate import clock
+from queuectl.model.lifecycle import Attempt
+from queuectl.model.objects import Pod
+from queuectl.model.plan import PodKey
+from queuectl.model.reasons import Reason, Why, listed, why
+
+
+def as_nodes_are(pods: Mapping[PodKey, Pod], silent: Mapping[str, float]) -> Mapping[PodKey, Pod]:
+    """Return the pods, those on nodes that are not Ready as not ready: it takes a while until they say so themselves."""
+    return {key: replace(pod, ready=False) if pod.node in silent else pod for key, pod in pods.items()}
+
+
+def lacking(attempt: Attempt, pods: Mapping[PodKey, Pod], silent: Mapping[str, float]) -> Why | None:
+    """Say how many pods are ready, and what the matter is; None if all are that the gang must have.
+
+    ``silent``: its nodes that are not Ready, and since when, in Unix seconds.
+    """
+    missing = unready(attempt, pods)
+    if not missing:
+        return None
+    late = [pod for pod in members(attempt, pods) if not pod.ready and pod.phase != "Succeeded"]
+    nodes = sorted({pod.node for pod in late}.intersection(silent))
+    told = [f"node {node} has not been Ready since {clock(silent[node])}" for node in nodes]
+    told = told or [f"pod {pod.name} is not" for pod in late]
+    wanted = attempt.whole.pods - len(attempt.coming) + len(attempt.done)
+    problem = listed(told) or "the others are gone"
+    return why(Reason.PODS_NOT_READY, ready=wanted - missing, pods=wanted, problem=problem)
