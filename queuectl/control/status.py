@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from queuectl.control.readiness import as_nodes_are, lacking
+from queuectl.control.readiness import as_nodes_are, lacking, starting
 from queuectl.core.grace import cut
 from queuectl.core.lifecycle import members, ready
 from queuectl.core.nominate import clock
@@ -35,11 +35,17 @@ def phase(workload: Workload, attempt: Attempt | None) -> str:
 
 
 def reason(
-    workload: Workload, attempt: Attempt | None, wait: Why | None, leaving: Sequence[Eviction], answers: int = 0
+    workload: Workload,
+    attempt: Attempt | None,
+    wait: Why | None,
+    leaving: Sequence[Eviction],
+    answers: int = 0,
+    *,
+    pods: Mapping[PodKey, Pod] = MappingProxyType({}),
 ) -> Why:
     """Return why the workload is in its phase.
 
-    ``leaving``: those whom its claim still waits for. ``answers``: how many of its pods have saved, of those asked.
+    ``leaving``: those whom its claim still waits for. ``answers``: how many of its pods have saved, of those asked. ``pods``: its own.
     """
     if attempt is None:
         end = workload.last_end
@@ -48,16 +54,16 @@ def reason(
     leaves = attempt.end.why if attempt.end else attempt.shrunk if attempt.leaving else None
     if leaves is not None:
         return _asked(attempt.asking, answers, leaves) if attempt.asking else leaves
-    pods = attempt.whole.pods + len(attempt.done)
+    wanted = attempt.whole.pods + len(attempt.done)
     match attempt.state:
         case AttemptState.CLAIMED:
             return waiting_for(leaving)
         case AttemptState.RUNNING | AttemptState.REPAIRING | AttemptState.GROWING:
             return attempt.progress
         case AttemptState.UNGATED:
-            return why(Reason.STARTING, pods=pods)
+            return starting(attempt, pods)
         case _:
-            return why(Reason.ADMITTED, pods=pods, nodes=len({placement.node for placement in attempt.placements}))
+            return why(Reason.ADMITTED, pods=wanted, nodes=len({placement.node for placement in attempt.placements}))
 
 
 def _asked(ask: Ask, answers: int, cause: Why) -> Why:
@@ -82,7 +88,7 @@ def desired(
     ``silent``: its nodes that are not Ready, and since when, in Unix seconds.
     """
     pods = as_nodes_are(pods, silent) if silent else pods
-    cause = reason(workload, attempt, wait, leaving, answers)
+    cause = reason(workload, attempt, wait, leaving, answers, pods=pods)
     lacks = lacking(attempt, pods, silent) if attempt and attempt.state in _HAS_RUN else None
     if attempt and attempt.state is AttemptState.RUNNING:
         cause = lacks or cause

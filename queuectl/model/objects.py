@@ -398,6 +398,7 @@ class Pod:
     role: str = ""
     index: int = 0
     requests: tuple[tuple[str, int], ...] = ()  # of others' bound pods
+    waits: str = ""  # what keeps a container from starting, for people
     ip: str = ""
     container: str = ""  # its first
     ask: str = ""  # as it was asked to save its work, by annotation

@@ -79,7 +79,7 @@ class Reason(Enum):
     )
     # starting and running
     ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
-    STARTING = "The whole gang, {pods:pod}, was ungated together and is being bound."
+    STARTING = "The whole gang, {pods:pod}, was ungated together; bound to nodes: {bound}, ready: {ready}.{waits}"
     RUNNING = "The whole gang is ready: {pods:pod}."
     PODS_NOT_READY = "Ready now: {ready} of {pods:pod}; {problem}."
     PARTLY_DONE = "{left} of {pods:pod} run on; {done} are done, and what they held is given back."
@@ -110,7 +110,7 @@ class Reason(Enum):
         " {allowed} may be."
     )
     QUEUE_DRAINED = "Queue {queue} is being drained: its stopPolicy is HoldAndDrain."
-    PODS_READY_TIMEOUT = "Only {ready} of {pods:pod} got ready within {seconds} s of the start."
+    PODS_READY_TIMEOUT = "Only {ready} of {pods:pod} got ready within {seconds} s of the start.{waits}"
     PODS_REFUSED = "The API server refused pod {pod}: {problem}"
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."
     PROMISE_LOST = "The quota out of which room was promised to it has become less, and no longer holds it."
