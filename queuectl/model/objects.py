@@ -73,7 +73,7 @@ class Constraints:
     gpu: GpuNeed | None = None  # None: its GPUs, if it has any, may be anything
     volumes: tuple[tuple[NodeTerm, ...], ...] = ()  # from where its volumes can be reached: of each one term
     until: float = 0.0  # Unix seconds; not onto a node that a maintenance window takes before
-    avoided: bool = False  # whether nodes that are avoided will do, too
+    closed: bool = False  # whether nodes that are closed for now will do, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +328,11 @@ class Node:
     unready_since: float | None = None  # Unix seconds; None: it is ready, or has never been
     forgiven_at: float = field(default=0.0, compare=False)  # Unix seconds: offences until then do not count
     suspect: str = field(default="", compare=False)  # why it is suspect, as it stands in the API server
+
+    @property
+    def closed(self) -> bool:
+        """Tell whether nobody new goes there for now, whatever they tolerate; that ends by itself or by people."""
+        return bool(self.avoided) or self.unschedulable or not self.ready
 
 
 @dataclass(frozen=True, slots=True)
