@@ -102,8 +102,8 @@ class Reason(Enum):
     CHECKPOINT_MISSED = "Of {pods:pod} that were asked to save their work, {answered} did within {seconds} s."
     ASK_FAILED = "Pod {pod} could not be asked to save its work: {problem}. It is asked again until {until}."
     REPORT_UNREADABLE = "Pod {pod} reports a checkpoint that can't be read: {problem}."
-    PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
-    MOVED = "Moves to make room for {job} of queue {queue}, as {by} asked: its room is kept on {nodes}. It loses {lost}{since}."
+    PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. Not saved yet: {lost}{since}."
+    MOVED = "Moves to make room for {job} of queue {queue}, as {by} asked: its room is kept on {nodes}. Not saved yet: {lost}{since}."
     MOVES_REFUSED = "Nobody moves to make room for {job}, as {by} asked: {problem}."
     QUOTA_TAKEN_BACK = (
         "The quota no longer covers it: in queue {queue}, {used} {resource} in flavor {flavor} were in use, and"
