@@ -26,6 +26,7 @@ from queuectl.model.plan import Plan
 from queuectl.model.reasons import Reason, Why, why
 
 WRITERS = 4
+REST_SECONDS = 5.0  # between two of the same gang that has room: pods may be ready and not, over and over
 DRIFT_SECONDS = 0.05  # between two writes of drifting statuses
 LOOKED_AT = 100  # statuses in that time, whether they still say what is true
 QUEUE_SECONDS = 1.0  # between two looks at the queues
@@ -55,6 +56,7 @@ class Reporter:
         self._pause = pause
         self._urgent: dict[str, None] = {}  # insertion order: the oldest first
         self._drifting: dict[str, None] = {}
+        self._resting: dict[str, float] = {}  # uid → Unix seconds, since when: the oldest first
         self._review: Iterator[str] = iter(())  # of those that wait, after each plan
         self._reviewed: Plan | None = None
         self._waiting_first = False
@@ -71,12 +73,13 @@ class Reporter:
         attempt = self._world.attempts.get(uid)
         other = job.status.get("phase") != status.phase(workload, attempt)
         if attempt is not None and attempt.state in UP:
-            other = other or job.status.get("reason") != status.reason(workload, attempt, None, ()).code
+            code = status.reason(workload, attempt, None, ()).code
+            other = other or job.status.get("reason") not in {code, Reason.PODS_NOT_READY.code}
         if other:
             self._drifting.pop(uid, None)
             self._urgent.setdefault(uid)
             self._wake.set()
-        elif uid not in self._urgent:
+        elif uid not in self._urgent and uid not in self._resting:
             self._drifting.setdefault(uid)
 
     def event(self, uid: str, cause: Why, *, warning: bool = False) -> None:
@@ -168,6 +171,9 @@ class Reporter:
             uid = self._drifted()
             if uid is not None:
                 self._drifting.pop(uid, None)
+                if uid in self._world.attempts:
+                    self._resting.pop(uid, None)
+                    self._resting[uid] = self._now()
                 await self._try_write(uid)
 
     def _drifted(self) -> str | None:
@@ -182,6 +188,12 @@ class Reporter:
 
     def _changed(self) -> str | None:
         """Return one that was changed and whose status does not say so; after a restart most do already."""
+        while self._resting:
+            rested, since = next(iter(self._resting.items()))
+            if 0 <= self._now() - since < REST_SECONDS:
+                break
+            del self._resting[rested]
+            self._drifting.setdefault(rested)
         for _ in range(LOOKED_AT):
             uid = next((uid for uid in self._drifting if uid not in self._busy), None)
             if uid is None or self._is_stale(uid):
@@ -256,6 +268,7 @@ class Reporter:
             answers=self._world.answers(attempt) if attempt else 0,
             position=plan.positions.get(uid),
             now=self._now(),
+            silent=self._world.silent(attempt) if attempt else {},
         )
 
     async def _send_events(self) -> None:

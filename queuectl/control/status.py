@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
+from queuectl.control.readiness import as_nodes_are, lacking, starting
 from queuectl.core.grace import cut
 from queuectl.core.lifecycle import members, ready
 from queuectl.core.nominate import clock
@@ -16,6 +18,7 @@ from queuectl.model.reasons import FOR_OTHERS, Reason, Why, listed, why
 from queuectl.model.resources import format_quantity, is_device
 
 Status = dict[str, Any]
+_HAS_RUN = UP | {AttemptState.CHECKPOINTING}
 MAX_QUOTAS = 128  # that the API takes in a queue's status
 
 
@@ -32,11 +35,17 @@ def phase(workload: Workload, attempt: Attempt | None) -> str:
 
 
 def reason(
-    workload: Workload, attempt: Attempt | None, wait: Why | None, leaving: Sequence[Eviction], answers: int = 0
+    workload: Workload,
+    attempt: Attempt | None,
+    wait: Why | None,
+    leaving: Sequence[Eviction],
+    answers: int = 0,
+    *,
+    pods: Mapping[PodKey, Pod] = MappingProxyType({}),
 ) -> Why:
     """Return why the workload is in its phase.
 
-    ``leaving``: those whom its claim still waits for. ``answers``: how many of its pods have saved, of those asked.
+    ``leaving``: those whom its claim still waits for. ``answers``: how many of its pods have saved, of those asked. ``pods``: its own.
     """
     if attempt is None:
         end = workload.last_end
@@ -45,16 +54,16 @@ def reason(
     leaves = attempt.end.why if attempt.end else attempt.shrunk if attempt.leaving else None
     if leaves is not None:
         return _asked(attempt.asking, answers, leaves) if attempt.asking else leaves
-    pods = attempt.whole.pods + len(attempt.done)
+    wanted = attempt.whole.pods + len(attempt.done)
     match attempt.state:
         case AttemptState.CLAIMED:
             return waiting_for(leaving)
         case AttemptState.RUNNING | AttemptState.REPAIRING | AttemptState.GROWING:
             return attempt.progress
         case AttemptState.UNGATED:
-            return why(Reason.STARTING, pods=pods)
+            return starting(attempt, pods)
         case _:
-            return why(Reason.ADMITTED, pods=pods, nodes=len({placement.node for placement in attempt.placements}))
+            return why(Reason.ADMITTED, pods=wanted, nodes=len({placement.node for placement in attempt.placements}))
 
 
 def _asked(ask: Ask, answers: int, cause: Why) -> Why:
@@ -72,9 +81,17 @@ def desired(
     answers: int = 0,
     position: int | None,
     now: float,
+    silent: Mapping[str, float] = MappingProxyType({}),
 ) -> Status:
-    """Return the whole status; fields without a value are left out."""
-    cause = reason(workload, attempt, wait, leaving, answers)
+    """Return the whole status; fields without a value are left out.
+
+    ``silent``: its nodes that are not Ready, and since when, in Unix seconds.
+    """
+    pods = as_nodes_are(pods, silent) if silent else pods
+    cause = reason(workload, attempt, wait, leaving, answers, pods=pods)
+    lacks = lacking(attempt, pods, silent) if attempt and attempt.state in _HAS_RUN else None
+    if attempt and attempt.state is AttemptState.RUNNING:
+        cause = lacks or cause
     end = attempt.end if attempt and attempt.end else workload.last_end
     running_at = attempt.running_at if attempt else None
     before = job.status
@@ -95,7 +112,7 @@ def desired(
         "exitCode": end.exit_code if workload.state is WorkloadState.FINISHED and end else None,
         "lastCheckpoint": _checkpoint(workload.saved) if workload.saved else None,
         "lostSeconds": workload.lost or None,
-        "conditions": conditions(job, workload, attempt, cause, now),
+        "conditions": conditions(job, workload, attempt, cause, now, lacks=lacks),
     }
     return {key: value for key, value in status.items() if value is not None}
 
@@ -147,15 +164,17 @@ def uncertain(job: Job) -> Why:
     return why(Reason.NOT_PROMISED, fields=listed(job.unpromised))
 
 
-def conditions(job: Job, workload: Workload, attempt: Attempt | None, cause: Why, now: float) -> list[dict[str, Any]]:
-    """Return the conditions of a job."""
+def conditions(
+    job: Job, workload: Workload, attempt: Attempt | None, cause: Why, now: float, *, lacks: Why | None = None
+) -> list[dict[str, Any]]:
+    """Return the conditions of a job. ``lacks``: why not all pods of a gang that runs are ready."""
     finished = workload.state is WorkloadState.FINISHED and phase(workload, attempt) != "Stopping"
-    up = attempt is not None and attempt.state in UP | {AttemptState.CHECKPOINTING}
+    up = attempt is not None and attempt.state in _HAS_RUN
     running = attempt is not None and up and not attempt.replaces
     told = [
         ("QuotaReserved", attempt is not None and attempt.holds, cause),
         ("Admitted", attempt is not None and attempt.holds, cause),
-        ("PodsReady", running, cause),
+        ("PodsReady", running and lacks is None, lacks or cause),
     ]
     if job.unpromised:
         told.append(("PlaceUncertain", True, uncertain(job)))

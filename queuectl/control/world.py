@@ -158,6 +158,8 @@ class World:
         self.suspects.on_node(name, new)
         if old is not None and old == new:
             return  # a heartbeat
+        if (old and old.unready_since) != (new and new.unready_since):
+            self.restated |= self._on_node.get(name, set())
         if new is None:
             self._nodes.pop(name, None)
         else:
@@ -670,10 +672,14 @@ class World:
             reports=self.reports(attempt),
             leave=next((leave for p in attempt.held if (leave := self._avoided.leave(p.node))), None),
             allocated=bool(attempt.going) and self.devices.allocated(attempt, besides=stuck),
-            unready=self.suspects.unready_of(p.node for p in attempt.held),
+            unready=self.silent(attempt),
             not_ready_seconds=self.suspects.patience(len(self._nodes)),
             stuck=stuck,
         )
+
+    def silent(self, attempt: Attempt) -> dict[str, float]:
+        """Return the nodes of the attempt that are not Ready, and since when, in Unix seconds."""
+        return self.suspects.unready_of(p.node for p in attempt.held)
 
     def leaving(self, attempt: Attempt) -> list[Eviction]:
         """Return those whom a claim still waits for, as far as it is known of them."""

@@ -99,8 +99,8 @@ def _exceeds(fleet: Fleet, roles: Sequence[Role], flavors: Mapping[str, Flavor],
     found = _place_in(fleet, room, roles, flavors, together, tell=True)
     if not isinstance(found, Short):
         return None
-    if any(fleet.avoided(flavors[role.name], role.constraints) for role in roles):
-        later = [replace(role, constraints=replace(role.constraints, avoided=True)) for role in roles]
+    if any(fleet.closed(flavors[role.name], role.constraints) for role in roles):
+        later = [replace(role, constraints=replace(role.constraints, closed=True)) for role in roles]
         if holds(fleet, room, later, flavors, together):
             return None  # that ends by itself
     return found.because(Reason.EXCEEDS_CLUSTER)
@@ -351,7 +351,7 @@ def _count_short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short 
         return None
     nodes = int(fleet.mask(flavor, role.constraints).sum())
     unsuited = (
-        *_taken(fleet, role, flavor), *_out_of_reach(fleet, role, flavor), *_avoided(fleet, role, flavor),
+        *_taken(fleet, role, flavor), *_out_of_reach(fleet, role, flavor), *_closed(fleet, role, flavor),
         *_unsuited(fleet, role, flavor),
     )  # fmt: skip
     lacks = "; ".join((_lacks(room, flavor, role, found), *unsuited))
@@ -374,9 +374,16 @@ def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
         yield f"its volumes can't be reached from {counted(more, 'other node')} that it could use"
 
 
-def _avoided(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
-    """Say which more nodes it could use if they were not avoided, and why they are."""
-    nodes = fleet.avoided(flavor, role.constraints)
+def _closed(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
+    """Say how many more nodes it could use if they were not closed; and of those that are avoided, which and why."""
+    closed = fleet.closed(flavor, role.constraints)
+    silent = [node for node in closed if not node.ready and not node.avoided]
+    cordoned = [node for node in closed if node.ready and node.unschedulable and not node.avoided]
+    nodes = [node for node in closed if node.avoided]
+    for those, what in ((silent, "not Ready"), (cordoned, "cordoned")):
+        if those:
+            are = "is" if len(those) == 1 else "are"
+            yield f"{counted(len(those), 'node')} that it could use {are} {what}: {listed([node.name for node in those])}"
     if nodes:
         told = listed([f"{node.name} ({node.avoided.rstrip('.')})" for node in nodes])
         yield f"{counted(len(nodes), 'node')} that it could use {'is' if len(nodes) == 1 else 'are'} avoided: {told}"

@@ -61,7 +61,7 @@ class Fleet:
         self._rows: dict[str, int] = {}
         self._columns: dict[str, int] = {}
         self._nodes: list[Node | None] = []  # by row; None: a name known only from pods or reservations, or unused
-        self._avoided: set[str] = set()  # names of nodes
+        self._closed: set[str] = set()  # names of nodes
         self._unused: list[int] = []
         self._spare: list[int] = []  # columns that are free again
         self._perhaps_spare: set[str] = set()  # host ports and the like that nobody may use any more
@@ -96,7 +96,7 @@ class Fleet:
             _rows=self._rows.copy(),
             _columns=self._columns.copy(),
             _nodes=self._nodes.copy(),
-            _avoided=self._avoided.copy(),
+            _closed=self._closed.copy(),
             _unused=self._unused.copy(),
             _spare=self._spare.copy(),
             _perhaps_spare=set(),
@@ -121,7 +121,7 @@ class Fleet:
             self._domains = {}
         self._nodes[row] = node
         self._take(row, node.taken_at)
-        (self._avoided.add if node.avoided else self._avoided.discard)(node.name)
+        (self._closed.add if node.closed else self._closed.discard)(node.name)
         columns = [self._column(resource) for resource in node.allocatable]  # may replace the matrices
         self._allocatable[row] = 0
         self._allocatable[row, columns] = [max(0, min(amount, AMOUNT_LIMIT)) for amount in node.allocatable.values()]
@@ -138,7 +138,7 @@ class Fleet:
             return
         self._nodes[row] = None
         self._take(row, None)
-        self._avoided.discard(name)
+        self._closed.discard(name)
         self._domains = {}
         self.told_of_nodes = {}
         self._allocatable[row] = 0
@@ -329,12 +329,12 @@ class Fleet:
         index = bisect_left(windows, end)
         return 0.0 if not index else windows[index] if index < len(windows) else inf
 
-    def avoided(self, flavor: Flavor, constraints: Constraints) -> list[Node]:
-        """Return the nodes that such pods could use if nobody avoided them, by name."""
-        if not self._avoided:
+    def closed(self, flavor: Flavor, constraints: Constraints) -> list[Node]:
+        """Return the nodes that such pods could use if these were not closed: avoided, cordoned or not Ready. By name."""
+        if not self._closed:
             return []
-        mask = self.mask(flavor, replace(constraints, avoided=True, until=0.0))
-        rows = ((self._rows[name], name) for name in sorted(self._avoided))
+        mask = self.mask(flavor, replace(constraints, closed=True, until=0.0))
+        rows = ((self._rows[name], name) for name in sorted(self._closed))
         return [node for row, _ in rows if mask[row] and (node := self._nodes[row])]
 
     def offers(self, mask: Mask, resource: str) -> bool:

@@ -123,6 +123,16 @@ def all_ready(attempt: Attempt, pods: Mapping[PodKey, Pod]) -> bool:
     return ready(pods[key] for key in there if key in pods) == len(there)
 
 
+def waits(pods: Iterable[Pod]) -> str:
+    """Return a sentence, with a blank before it, about the first pod that can't start; empty when there is none."""
+    return next((f" Pod {pod.name} waits: {pod.waits}." for pod in pods if pod.waits and not pod.ready), "")
+
+
+def unready(attempt: Attempt, pods: Mapping[PodKey, Pod]) -> int:
+    """Count the pods that the gang must have and that are not ready, or not there."""
+    return len(_keys(attempt)) - ready(members(attempt, pods))
+
+
 def holding(view: View) -> list[Pod]:
     """Return the pods that must go before the attempt's room is free, or the part of it that it gives up or has lost.
 
@@ -454,7 +464,7 @@ def _late(view: View, job: Job) -> End | None:
     done = len(view.attempt.done)
     facts = {
         "ready": ready(members(view.attempt, view.pods)) + done, "pods": view.attempt.whole.pods + done,
-        "seconds": job.start_deadline_seconds,
+        "seconds": job.start_deadline_seconds, "waits": waits(members(view.attempt, view.pods)),
     }  # fmt: skip
     return _again_later(view, why(Reason.PODS_READY_TIMEOUT, **facts))
 

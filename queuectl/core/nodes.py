@@ -20,13 +20,12 @@ def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
     Stricter in one thing: a node that is cordoned,
     not ready or avoided gets no gang, whatever the pods tolerate.
     """
-    if node.avoided and constraints.avoided:
+    if node.closed:
+        if not constraints.closed:
+            return False
         node = back(node)
     return (
-        node.ready
-        and not node.unschedulable
-        and not node.avoided
-        and all(node.labels.get(key) == value for key, value in flavor.node_labels)
+        all(node.labels.get(key) == value for key, value in flavor.node_labels)
         and all(node.labels.get(key) == value for key, value in constraints.selector)
         and (not constraints.terms or any(_term_matches(term, node) for term in constraints.terms))
         and all(any(_term_matches(term, node) for term in terms) for terms in constraints.volumes)
@@ -36,7 +35,7 @@ def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
 
 
 def back(node: Node) -> Node:
-    """Return an avoided node as it will be once it is not: repaired, or given back by maintenance."""
+    """Return a closed node as it will be once it is not: repaired, uncordoned, or given back by maintenance."""
     taints = tuple(taint for taint in node.taints if not taint.key.startswith(_BY_KUBERNETES))
     return replace(node, taints=taints, unschedulable=False, ready=True, avoided="")
 

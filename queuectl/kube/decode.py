@@ -34,6 +34,7 @@ from queuectl.kube.names import (
 )
 from queuectl.kube.selectors import node_terms, selector
 from queuectl.kube.volumes import uses
+from queuectl.kube.waiting import Waiting, obstacle
 from queuectl.model import gpus
 from queuectl.model.checkpoint import ANSWERS, Answer, Report, Saving, Signal
 from queuectl.model.devices import Allocated, DeviceClaim, Listed, Slice, qualified
@@ -182,6 +183,7 @@ class _Terminated(msgspec.Struct, rename="camel"):
 
 class _ContainerState(msgspec.Struct):
     terminated: _Terminated | None = None
+    waiting: Waiting | None = None
 
 
 class _ContainerStatus(msgspec.Struct, rename="camel"):
@@ -242,6 +244,7 @@ def pod(raw: Bytes) -> Item[Pod]:
         index=_number(labels.get(INDEX_LABEL)),
         requests=_requests(seen.spec, meta) if counts else (),
         ip=seen.status.pod_ip,
+        waits=_waits(seen.status) if WORKLOAD_LABEL in labels else "",
         container=seen.spec.containers[0]["name"] if seen.spec.containers else "",
         ask=meta.annotations.get(ASK, ""),
         report=report,
@@ -292,6 +295,10 @@ def _exit_code(status: _PodStatus) -> int | None:
         if c.state.terminated
     ]
     return next((code for code in codes if code), codes[0] if codes else None)
+
+
+def _waits(status: _PodStatus) -> str:
+    return obstacle(c.state.waiting for c in (*status.init_container_statuses, *status.container_statuses))
 
 
 def _exits(status: _PodStatus) -> tuple[tuple[str, int], ...]:

@@ -73,7 +73,7 @@ class Constraints:
     gpu: GpuNeed | None = None  # None: its GPUs, if it has any, may be anything
     volumes: tuple[tuple[NodeTerm, ...], ...] = ()  # from where its volumes can be reached: of each one term
     until: float = 0.0  # Unix seconds; not onto a node that a maintenance window takes before
-    avoided: bool = False  # whether nodes that are avoided will do, too
+    closed: bool = False  # whether nodes that are closed for now will do, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +329,11 @@ class Node:
     forgiven_at: float = field(default=0.0, compare=False)  # Unix seconds: offences until then do not count
     suspect: str = field(default="", compare=False)  # why it is suspect, as it stands in the API server
 
+    @property
+    def closed(self) -> bool:
+        """Tell whether nobody new goes there for now, whatever they tolerate; that ends by itself or by people."""
+        return bool(self.avoided) or self.unschedulable or not self.ready
+
 
 @dataclass(frozen=True, slots=True)
 class PriorityClass:
@@ -398,6 +403,7 @@ class Pod:
     role: str = ""
     index: int = 0
     requests: tuple[tuple[str, int], ...] = ()  # of others' bound pods
+    waits: str = ""  # what keeps a container from starting, for people
     ip: str = ""
     container: str = ""  # its first
     ask: str = ""  # as it was asked to save its work, by annotation

@@ -79,8 +79,9 @@ class Reason(Enum):
     )
     # starting and running
     ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
-    STARTING = "The whole gang, {pods:pod}, was ungated together and is being bound."
+    STARTING = "The whole gang, {pods:pod}, was ungated together; bound to nodes: {bound}, ready: {ready}.{waits}"
     RUNNING = "The whole gang is ready: {pods:pod}."
+    PODS_NOT_READY = "Ready now: {ready} of {pods:pod}; {problem}."
     PARTLY_DONE = "{left} of {pods:pod} run on; {done} are done, and what they held is given back."
     SHRUNK = (
         "Gave up {gone} of {before:pod} for {job} of queue {queue}, priority {priority}: {cause}."
@@ -101,15 +102,15 @@ class Reason(Enum):
     CHECKPOINT_MISSED = "Of {pods:pod} asked to save work, {answered} did within {seconds} s."
     ASK_FAILED = "Pod {pod} could not be asked to save its work: {problem}. It is asked again until {until}."
     REPORT_UNREADABLE = "Pod {pod} reports a checkpoint that can't be read: {problem}."
-    PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. It loses {lost}{since}."
-    MOVED = "Moves to make room for {job} of queue {queue}, as {by} asked: its room is kept on {nodes}. It loses {lost}{since}."
+    PREEMPTED = "Gave way to {job} of queue {queue}, priority {priority}: {cause}. Not saved yet: {lost}{since}."
+    MOVED = "Moves to make room for {job} of queue {queue}, as {by} asked: its room is kept on {nodes}. Not saved yet: {lost}{since}."
     MOVES_REFUSED = "Nobody moves to make room for {job}, as {by} asked: {problem}."
     QUOTA_TAKEN_BACK = (
         "The quota no longer covers it: in queue {queue}, {used} {resource} in flavor {flavor} were in use, and"
         " {allowed} may be."
     )
     QUEUE_DRAINED = "Queue {queue} is being drained: its stopPolicy is HoldAndDrain."
-    PODS_READY_TIMEOUT = "Only {ready} of {pods:pod} got ready within {seconds} s of the start."
+    PODS_READY_TIMEOUT = "Only {ready} of {pods:pod} got ready within {seconds} s of the start.{waits}"
     PODS_REFUSED = "The API server refused pod {pod}: {problem}"
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."
     PROMISE_LOST = "The quota out of which room was promised to it has become less, and no longer holds it."

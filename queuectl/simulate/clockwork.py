@@ -439,15 +439,17 @@ class Clockwork:
         uid = workload.uid
         attempt = self.world.attempts.get(uid)
         wait = self.world.problem(uid) or self.world.plan.waits.get(uid)
+        pods = self.world.pods.get((uid, attempt.number), {}) if attempt else {}
         cause = status.reason(
             workload,
             attempt,
             wait,
             self.world.leaving(attempt) if attempt else (),
             self.world.answers(attempt) if attempt else 0,
+            pods=pods,
         )
-        pods = members(attempt, self.world.pods.get((uid, attempt.number), {})) if attempt else ()
-        return State(status.phase(workload, attempt), cause.code, str(cause), sum(pod.ready for pod in pods))
+        there = members(attempt, pods) if attempt else ()
+        return State(status.phase(workload, attempt), cause.code, str(cause), sum(pod.ready for pod in there))
 
     def _tell_waits(self) -> None:
         for uid, workload in self.world.workloads.items():

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from queuectl.control.report import Reporter
+from queuectl.control.report import REST_SECONDS, Reporter
 from queuectl.control.world import World
 from queuectl.core.lifecycle import BackOff
 from queuectl.kube.writes import Writer
-from queuectl.model.lifecycle import Workload
-from queuectl.model.objects import Job
-from queuectl.model.plan import Plan
+from queuectl.model.lifecycle import Attempt, AttemptState, Workload, WorkloadState
+from queuectl.model.objects import Job, Node, Pod
+from queuectl.model.plan import Placement, Plan
 from queuectl.model.reasons import Reason, why
 from tests.support.builders import gang, role
 from tests.support.eventually import eventually
@@ -35,7 +35,7 @@ class Line:
     """A queue's line as the controller knows it, and a reporter that tells of it, step by step."""
 
     def __init__(self, waiting: int) -> None:
-        self.api, self.world = Api(), World(BackOff())
+        self.api, self.world, self.now = Api(), World(BackOff()), 0.0
         self._steps, self._left = asyncio.Semaphore(0), 0
         self.names = [f"job-{i:04}" for i in range(waiting)]
         gangs = [gang(name, role()) for name in self.names]
@@ -43,7 +43,7 @@ class Line:
             self.world.jobs[one.uid] = Job(one, generation=1, resource_version="1")
             self.world.workloads[one.uid] = Workload(one.uid, "team", one.name, "q", 0, 0.0, 0)
         self.world.waiting.update(gangs)
-        self.reporter = Reporter(self.world, cast("Writer", self.api), "me", lambda: 0.0, self._step)
+        self.reporter = Reporter(self.world, cast("Writer", self.api), "me", lambda: self.now, self._step)
 
     async def _step(self) -> None:
         await self._steps.acquire()
@@ -124,3 +124,40 @@ async def test_who_has_changed_is_told_at_once_however_many_were_looked_at_that_
         one.world.workloads[last] = replace(one.world.workloads[last], failures=1)
         one.reporter.changed(last)
         assert await one.told(30) == [last]
+
+
+def node(silent_since: float | None) -> Node:
+    return Node("n", ready=silent_since is None, unready_since=silent_since)
+
+
+async def test_a_running_gang_whose_node_is_not_ready_says_so_and_one_that_comes_and_goes_is_told_rarely() -> None:
+    async with line(1) as one:
+        [uid], world = one.names, one.world
+        world.workloads[uid] = replace(world.workloads[uid], state=WorkloadState.ACTIVE, attempt=1)
+        placement = Placement("worker", "any", "n", 1, ())
+        world.attempts[uid] = Attempt(uid, 1, AttemptState.RUNNING, 1, (placement,), 0.0, running_at=1.0)
+        world._on_node["n"] = {uid}
+        there = Pod("p", "team", "p-0", "1", node="n", phase="Running", ready=True, role="worker")
+        world.pods[uid, 1] = {("worker", 0): there}
+        one.reporter.changed(uid)
+        await one.told(2)
+        writes, before = 0, node(None)
+        world.on_node(None, before)
+        for one.now in range(1, 61):
+            now = node(one.now if one.now % 2 else None)
+            world.restated.clear()
+            world.on_node(before, now)
+            before = now
+            assert world.restated == {uid}
+            one.reporter.changed(uid)
+            writes += len(await one.told(4))
+            if one.now == 1:
+                assert one.shown(uid)["message"] == (
+                    "Ready now: 0 of 1 pod; node n has not been Ready since 00:00:01 UTC."
+                )
+                [ready] = [each for each in one.shown(uid)["conditions"] if each["type"] == "PodsReady"]
+                assert (ready["status"], ready["reason"]) == ("False", "PodsNotReady")
+        assert 2 <= writes <= 60 / REST_SECONDS + 1
+        one.now += REST_SECONDS
+        await one.told(4)
+        assert (one.shown(uid)["reason"], one.shown(uid)["pods"]) == ("Running", "1/1")

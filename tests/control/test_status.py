@@ -1,10 +1,14 @@
 """What jobs are told while they wait."""
 
+from dataclasses import replace
+
 import msgspec
 
-from queuectl.control.status import conditions, desired
+from queuectl.control.status import conditions, desired, reason
 from queuectl.kube import decode
-from queuectl.model.lifecycle import Workload
+from queuectl.model.lifecycle import Attempt, AttemptState, Workload, WorkloadState
+from queuectl.model.objects import Pod
+from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason, why
 from queuectl.simulate.clockwork import Clockwork, run
 from queuectl.simulate.form import GPU, read
@@ -79,3 +83,14 @@ def test_a_gang_that_has_lost_pods_says_which_nodes_and_how_many_run_until_it_is
         ("Running", "Replacing", "2/4", "False"),
         ("Running", "Running", "4/4", "True"),
     ]
+
+
+def test_a_gang_that_starts_says_how_far_its_pods_are_and_which_cannot_start() -> None:
+    attempt = Attempt("g", 1, AttemptState.UNGATED, 1, (Placement("worker", "any", "n", 3, ()),), 0.0)
+    pods = {("worker", i): Pod(f"p{i}", "team", f"g-worker-{i}", "1", role="worker", index=i) for i in range(3)}
+    pods["worker", 0] = replace(pods["worker", 0], node="n", ready=True)
+    pods["worker", 2] = replace(pods["worker", 2], node="n", waits="ImagePullBackOff")
+    workload = Workload("g", "team", "g", "q", 0, 0.0, 1, state=WorkloadState.ACTIVE, attempt=1)
+    assert str(reason(workload, attempt, None, (), pods=pods)) == (
+        "The whole gang, 3 pods, was ungated together; bound to nodes: 2, ready: 1. Pod g-worker-2 waits: ImagePullBackOff."
+    )

@@ -195,4 +195,4 @@ def test_who_loses_nothing_is_not_told_since_when() -> None:
         [{"name": "q", "quotas": [quota(8)], **rules}], {**low, "checkpoints": 5}, {**high, "at": 5}, gpus=8
     )
     [preempted] = clock.run().of("Preempted")
-    assert preempted.why.endswith(". It loses nothing.")
+    assert preempted.why.endswith(". Not saved yet: nothing.")

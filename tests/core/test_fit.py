@@ -97,6 +97,16 @@ WAITS = {
         fleet([node("a"), node("b")], reserved=[("a", requests(gpu=2, cpu=90), 1)]), gang("g", role(pods=4, gpu=4, cpu=48)),
         "Only 2 of 4 pods of role worker fit on the 2 nodes of flavor any that they may use: short of 2 places with 48 cpu.",
     ),
+    "nodes that could hold it are not ready or cordoned": Case(
+        fleet([
+            node("a", unschedulable=True, taints=[Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")]),
+            *(node(name, ready=False, taints=[Taint("node.kubernetes.io/not-ready", "", "NoExecute")]) for name in "bc"),
+            node("d", unschedulable=True, taints=[Taint("x", "", "NoSchedule")]), node("e"),
+        ]),
+        gang("g", role(pods=4, gpu=8)),
+        "Only 1 of 4 pods of role worker fit on the 1 node of flavor any that they may use: short of 3 places with 8 nvidia.com/gpu;"
+        " 2 nodes that it could use are not Ready: b, c; 1 node that it could use is cordoned: a.",
+    ),
     "the second role finds the room used up by the first": Case(
         used(a=0, b=7), gang("g", role("a-small", 2, gpu=1), role("large", 1, gpu=8)),
         "Only 1 of 2 pods of role a-small fit on the 2 nodes of flavor any that they may use: short of 1 place with 1 nvidia.com/gpu.",
@@ -117,12 +127,16 @@ HOPELESS = {
     "no nodes": Case(fleet(), gang("g", role(pods=2, gpu=8)), NEVER.format("2 pods", 0, "0 nodes", "2 places with 8 nvidia.com/gpu")),
     "larger than any node": Case(used(a=0, b=8), gang("g", role(gpu=16)), NEVER.format("1 pod", 0, "2 nodes", "1 place with 16 nvidia.com/gpu")),
     "larger than the cluster": Case(used(a=0, b=8), gang("g", role(pods=5, gpu=4)), NEVER.format("5 pods", 4, "2 nodes", "1 place with 4 nvidia.com/gpu")),
+    "larger than the cluster, were its cordoned node back": Case(
+        fleet([node("a"), node("b", unschedulable=True)]), gang("g", role(pods=3, gpu=8)),
+        NEVER.format("3 pods", 1, "1 node", "2 places with 8 nvidia.com/gpu; 1 node that it could use is cordoned: b"),
+    ),
     "a resource that no node has": Case(used(a=0), gang("g", role(gpu=1, **HCA)), NEVER.format("1 pod", 0, "1 node", "1 place with 1 rdma/hca")),
     "a resource that only a node had that is gone": Case(
         fleet([node("a", **HCA), node("a")]), gang("g", role(gpu=1, **HCA)), NEVER.format("1 pod", 0, "1 node", "1 place with 1 rdma/hca")
     ),
-    "all nodes are closed": Case(
-        fleet([node("a", unschedulable=True), node("b", ready=False), node("c", taints=[Taint("x", "", "NoSchedule")])]),
+    "all nodes are tainted": Case(
+        fleet([node("c", taints=[Taint("x", "", "NoSchedule")])]),
         gang("g", role(gpu=8)), NEVER.format("1 pod", 0, "0 nodes", "1 place with 8 nvidia.com/gpu"),
     ),
     "more than a number can hold": Case(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from queuectl.core.cycle import plan
 from queuectl.core.fleet import Base
-from queuectl.core.nodes import eligible
+from queuectl.core.nodes import back, eligible
 from queuectl.core.snapshot import Snapshot
 from queuectl.model.objects import Flavor, Gang, Node, NodeTerm, Queue, QueueOrder, Role, Taint, Toleration
 from queuectl.model.plan import Admission, Plan
@@ -268,7 +268,8 @@ def test_who_waits_for_room_does_not_fit_in_what_is_left(world: World) -> None:
 
 @given(worlds())
 def test_who_can_never_fit_does_not_fit_into_an_empty_cluster(world: World) -> None:
-    empty = replace(world, others=[], reserved=[], usage={})
+    nodes = [back(one) if one.closed else one for one in world.nodes]  # nor would it then
+    empty = replace(world, nodes=nodes, others=[], reserved=[], usage={})
     lines = {one.name: one for one in world.queues}
     never = {Reason.EXCEEDS_CLUSTER, Reason.EXCEEDS_MAX_QUOTA, Reason.NO_MATCHING_FLAVOR}
     decided = plan(world.snapshot(), NOW)

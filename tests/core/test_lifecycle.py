@@ -303,6 +303,10 @@ ENDS = {
     "the third place in a row is lost": Case(
         CREATED, GATED, Outcome.REQUEUE, CROWDED, places={"n1": Place.CROWDED}, late=True, later=20, workload=replace(WORKLOAD, late_starts=2)
     ),
+    "not ready in time, as a pod can't start": Case(
+        UNGATED, but(UP, "ps", 0, ready=False, waits="ImagePullBackOff (no such image)"), Outcome.REQUEUE,
+        "Only 2 of 3 pods got ready within 300 s of the start. Pod g-ps-0 waits: ImagePullBackOff (no such image).", 10, late=True, now=ADMITTED_AT + 300,
+    ),
     "not created in time": Case(RESERVED, {}, Outcome.REQUEUE, "Only 0 of 3 pods got ready within 300 s of the start.", 10, late=True, now=ADMITTED_AT + 300),
     "not ungated in time": Case(CREATED, GATED, Outcome.REQUEUE, "Only 0 of 3 pods got ready within 300 s of the start.", 10, late=True, now=ADMITTED_AT + 300),
     "not ready in time": Case(

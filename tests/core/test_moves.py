@@ -78,7 +78,7 @@ def test_one_moves_the_other_starts_and_nobody_gets_the_room_in_between(events: 
     assert gone.why.startswith(
         "Moves to make room for default/whole of queue q, as an admin asked: its room is kept on"
     )
-    assert f"kept on {home}. It loses " in gone.why
+    assert f"kept on {home}. Not saved yet: " in gone.why
     running = {entry.job: entry.at for entry in result.of("Running")}
     assert (running["whole"], running["moves"]) == (50, 50)
     assert nodes(clock) == {"stays": home, "moves": home, "whole": places["moves"]}

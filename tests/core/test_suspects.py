@@ -14,7 +14,7 @@ FIRST = 600.0
 GONE = why(Reason.NODE_LOST, node="n")
 FAILED = why(Reason.POD_FAILED, pod="p", code=1)
 EVICTED = why(Reason.POD_DISRUPTED, pod="p", problem="The node was low on resource: memory.")
-LATE = why(Reason.PODS_READY_TIMEOUT, ready=1, pods=2, seconds=300)
+LATE = why(Reason.PODS_READY_TIMEOUT, ready=1, pods=2, seconds=300, waits="")
 STUCK = why(Reason.POD_STUCK, pod="p", seconds=300)
 SOFT = (FAILED, EVICTED, LATE, STUCK)
 

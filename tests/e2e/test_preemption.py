@@ -42,7 +42,7 @@ async def test_the_victim_names_its_preemptor_and_the_preemptor_its_victims(
         assert phase in fact(victim, "Phase")
         for told in (row(victim, "Conditions", "Evicted"), row(victim, "Events", "Preempted")):
             assert f"Gave way to {stage.namespace}/big of queue {stage.name}, priority 7" in told
-            assert "it goes first in the same queue. It loses" in told
+            assert "it goes first in the same queue. Not saved yet:" in told
 
     waits = f"preempted job to leave it: {stage.namespace}/slow (queue {stage.name}, priority 0, loses"
     await stage.until_job("big", lambda s: waits in s.get("message", ""), f"says {waits}")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from queuectl.kube import decode
-from queuectl.kube.names import FORGIVEN, SUSPECT
+from queuectl.kube.names import FORGIVEN, SUSPECT, WORKLOAD_LABEL
 from queuectl.model.objects import Node, Pod
 
 AT, UNIX = "2026-01-01T00:00:00Z", 1767225600.0
@@ -68,3 +68,19 @@ def test_that_a_kubelet_did_not_take_a_pod_is_no_failure_of_its_own() -> None:
     ran = {"state": {"terminated": {"exitCode": 137}}}
     assert pod(phase="Failed", reason="DeadlineExceeded", containerStatuses=[ran]).disrupted == ""
     assert pod(phase="Failed", containerStatuses=[ran]).disrupted == ""
+
+
+def test_why_a_container_of_ours_cannot_start() -> None:
+    def waits(*states: dict[str, Any], label: str = WORKLOAD_LABEL) -> str:
+        containers = [{"name": f"c{i}", "state": state} for i, state in enumerate(states)]
+        return pod(
+            {"labels": {label: "u"}}, containerStatuses=containers[1:], initContainerStatuses=containers[:1]
+        ).waits
+
+    creating = {"waiting": {"reason": "ContainerCreating"}}
+    pulls = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off\npulling image x"}}
+    assert waits(creating, {"waiting": {"reason": "PodInitializing"}}, {"running": {}}) == ""
+    assert waits(creating, pulls) == "ImagePullBackOff (Back-off pulling image x)"
+    assert waits({"waiting": {"reason": "CrashLoopBackOff"}}, pulls) == "CrashLoopBackOff"
+    assert waits(pulls, label="another") == ""
+    assert len(waits({"waiting": {"reason": "CreateContainerConfigError", "message": "x" * 999}})) == 200

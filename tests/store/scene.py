@@ -18,7 +18,7 @@ from queuectl.store.ledger import CycleResult, Ledger
 
 GPU = "nvidia.com/gpu"
 REQUEUE = End(
-    why(Reason.PODS_READY_TIMEOUT, ready=1, pods=2, seconds=300),
+    why(Reason.PODS_READY_TIMEOUT, ready=1, pods=2, seconds=300, waits=""),
     Outcome.REQUEUE,
     not_before=500.25,
     charged=True,
