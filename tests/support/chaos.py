@@ -61,7 +61,8 @@ class Chaos:
         self._urgent: list[str] = []
         self._later: set[asyncio.Task[None]] = set()
         self._down = 0
-        self._controller = stage.controller()
+        # Nodes are lost on purpose: they are to be used again.
+        self._controller = stage.controller(env={"QUEUECTL_SUSPECT_FIRST": "0"})
 
     # The stage
 
