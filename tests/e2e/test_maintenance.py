@@ -1,6 +1,7 @@
 """Maintenance of nodes on a real control plane: jobs leave with their work saved, nodes are worked on and come back."""
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -148,3 +149,23 @@ async def test_jobs_leave_before_the_gpu_operator_upgrades_a_driver_and_nobody_c
     await stage.until_phase("llm", "Running")
     [one] = await interruptions(stage, "llm")
     assert (one["cause"], one["saved_step"], one["answered"]) == ("NodeMaintenance", 7, True)
+
+
+async def test_who_would_not_be_over_by_then_stays_off_a_node_that_a_window_takes(
+    stage: Stage, maintenance: Maintenance
+) -> None:
+    stage.controller().start()
+    await stage.nodes(1)
+    await stage.queue(16)
+    start = datetime.now(UTC) + timedelta(hours=1)
+    await maintenance.begin(window={"start": start.strftime("%Y-%m-%dT%H:%M:%SZ")})
+    await maintenance.until("Waiting")
+    await stage.submit("long", 1, 8, maxRunSeconds=7200)
+    waits = await stage.until_reason("long", "MaintenanceAhead")
+    assert "with maxRunSeconds of at most" in waits["status"]["message"]
+    await stage.submit("short", 1, 8, maxRunSeconds=600)
+    await stage.until_phase("short", "Running")
+    queuectl = Commands(stage.kubeconfig)
+    await queuectl("maintenance", "cancel", maintenance.name)
+    await stage.delete_job("short")
+    await stage.until_phase("long", "Running")
