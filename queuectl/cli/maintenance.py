@@ -160,7 +160,8 @@ def done(
         for one in await _all(here):
             for node in _nodes(one):
                 of = {"maintenance": one["metadata"]["name"], "waits": node["phase"] == "Pending"}
-                if node["phase"] not in {"Released", "Skipped"} and under.get(node["name"], of)["waits"]:
+                known = under.get(node["name"])
+                if node["phase"] not in {"Released", "Skipped"} and (known is None or known["waits"]):
                     under[node["name"]] = of
         return await each(list(dict.fromkeys(nodes)), lambda node: _done(here, node, under))
 

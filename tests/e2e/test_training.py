@@ -184,7 +184,7 @@ async def is_told(stage: Stage, low: Object, training: Training, gpus: int = 1) 
     assert newest is not None
     assert one["saved_step"] == newest.step
     assert abs(one["saved_at"].timestamp() - newest.at) < 0.001
-    assert one["gpu_seconds"] == gpus * max(0, int((one["at"] - one["saved_at"]).total_seconds()))
+    assert one["gpu_seconds"] == gpus * max(0, round((one["at"] - one["saved_at"]).total_seconds()))
     said = low["status"]["lastCheckpoint"]
     assert (said["step"], said["attempt"]) == (newest.step, 1)
     assert said["path"] == f"{HOME}/checkpoints/{newest.path.name}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from queuectl.kube import lease
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
 from queuectl.kube.names import API, GROUP, JOB_LABEL, ROLE_LABEL, jobs_path, pods_path
 from queuectl.local.nodes import node_manifest
@@ -138,6 +139,8 @@ class Stage:
         for controller in self._controllers:
             controller.send(signal.SIGCONT) if controller.running else None
             controller.kill()
+        if self._controllers:  # else who leads by the next stage's ledger would wait until it is over
+            await self._quietly("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{lease.NAME}")
         for job in await self.jobs():
             if job["metadata"].get("finalizers"):
                 path = jobs_path(job["metadata"]["namespace"], job["metadata"]["name"])
