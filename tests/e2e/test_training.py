@@ -388,7 +388,7 @@ async def test_who_runs_on_where_nobody_reaches_it_does_not_save_once_another_ha
     await train(stage, training, signal="Annotation")
     await until_step(training, 2 * EVERY + 3)
     await stage.until_job(
-        "low", lambda s: s.get("lastCheckpoint", {}).get("step") == 2 * EVERY, "has told what it saved"
+        "low", lambda s: s.get("lastCheckpoint", {}).get("step", 0) >= 2 * EVERY, "has told what it saved"
     )
     [first] = [each for each in other.processes() if str(SCRIPT) in each.cmdline()]
     [pod] = await stage.pods("low")
