@@ -403,20 +403,7 @@ class World:
             return
         if move.to is AttemptState.RESERVED:
             self.history.begin(workload.queue, attempt.quota, now)
-        attempt = replace(
-            attempt,
-            state=move.to,
-            end=move.end or attempt.end,
-            running_at=now if move.to is AttemptState.RUNNING and attempt.running_at is None else attempt.running_at,
-            admitted_at=now if move.to is AttemptState.RESERVED else attempt.admitted_at,
-            holds=attempt.holds or move.to is AttemptState.RESERVED,
-            leaving=None if move.to in {AttemptState.RUNNING, AttemptState.GROWING} else attempt.leaving,
-            shrunk=None if attempt.replaces and move.to is AttemptState.RUNNING else attempt.shrunk,
-            coming=attempt.coming if move.to is AttemptState.GROWING else frozenset(),
-            growing_at=now if move.to is AttemptState.GROWING else attempt.growing_at,
-            ask=None,
-            ending_at=now if move.to is AttemptState.ENDING else attempt.ending_at,
-        )
+        attempt = attempt.moved(move, now)
         before, self.attempts[move.uid] = self.attempts[move.uid], attempt
         self.holdings.update(attempt)
         if before.leaving and not attempt.leaving:
@@ -858,22 +845,7 @@ class World:
         end = attempt.end
         if end is None:
             raise ValueError(f"attempt {attempt.number} of {workload.uid} ended without an end")
-        requeued = end.outcome is Outcome.REQUEUE
-        self._keep(
-            replace(
-                workload,
-                state=WorkloadState.QUEUED if requeued else WorkloadState.FINISHED,
-                failures=workload.failures + end.charged,
-                late_starts=workload.late_starts + end.late,
-                ignored=end.ignored or workload.ignored,
-                not_before=end.not_before,
-                preemptions=workload.preemptions + (attempt.holds and end.why.reason in FOR_OTHERS),
-                requeued_at=now,
-                last_end=end,
-                finished_at=None if requeued else now,
-                lost=workload.lost + lost,
-            )
-        )
+        self._keep(workload.after(attempt, end, now, lost))
         if end.ignored is not None:
             self.faults.blame(self.workloads[workload.uid])
             self.judge_faults(now)
@@ -895,7 +867,7 @@ class World:
         self._leave_claims((attempt.uid, attempt.number))
         self.touched |= self.holdings.claims
         self.restated |= self.holdings.claims  # they say for whom they wait
-        if not requeued:
+        if end.outcome is not Outcome.REQUEUE:
             self._drop_room(workload.uid)
         if end.why.reason not in _OF_OURS:
             self._stir(workload.queue)
