@@ -130,7 +130,6 @@ class World:
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
-        self._on_node: dict[str, set[str]] = {}  # node → workloads with a reservation there
         self._held = Held()  # of queues with limits
         self._counted_in: dict[str, tuple[Queue, str, str, Resources]] = {}  # what is counted there, by workload uid
         self._seq = 0
@@ -159,7 +158,7 @@ class World:
         if old is not None and old == new:
             return  # a heartbeat
         if (old and old.unready_since) != (new and new.unready_since):
-            self.restated |= self._on_node.get(name, set())
+            self.restated |= self.holdings.on(name)
         if new is None:
             self._nodes.pop(name, None)
         else:
@@ -225,8 +224,7 @@ class World:
                 self._cleared.setdefault(key, {})[old.role, old.index] = old
         for pod in (old, new):
             if pod is not None and pod.workload:
-                self.touched.add(pod.workload)
-                self.restated.add(pod.workload)
+                self._look_at(pod.workload)
                 if old is None or new is None or (old.ready, old.phase) != (new.ready, new.phase):
                     self._ready_or_not(pod.workload)
         if old is not None and (new is None or new.uid != old.uid):
@@ -374,8 +372,6 @@ class World:
                 self.history.begin(workload.queue, part.quota, attempt.admitted_at)
         else:
             self._winners[attempt.uid] = self._state(workload.queue)
-        for placement in attempt.held:
-            self._on_node.setdefault(placement.node, set()).add(attempt.uid)
         if attempt.uid in self.jobs:
             self._placed[attempt.uid] = self.jobs[attempt.uid].gang
             self.mix.add(self._placed[attempt.uid])
@@ -384,8 +380,7 @@ class World:
             self._read(None, pod)
         self._ready_or_not(attempt.uid)
         self._stale.add(attempt.uid)
-        self.touched.add(attempt.uid)
-        self.restated.add(attempt.uid)
+        self._look_at(attempt.uid)
 
     def moved(self, move: Move, now: float) -> None:
         """Take in a move that the ledger has committed."""
@@ -395,8 +390,7 @@ class World:
         attempt, workload = self.attempts[move.uid], self.workloads[move.uid]
         if move.asked is not None:
             self.attempts[move.uid] = replace(attempt, ask=None)
-            self.touched.add(move.uid)
-            self.restated.add(move.uid)
+            self._look_at(move.uid)
             return
         if move.done is not None:
             self._done(attempt, move.done, now)
@@ -404,8 +398,8 @@ class World:
         if move.to is AttemptState.RESERVED:
             self.history.begin(workload.queue, attempt.quota, now)
         attempt = attempt.moved(move, now)
-        before, self.attempts[move.uid] = self.attempts[move.uid], attempt
-        self.holdings.update(attempt)
+        before = self.attempts[move.uid]
+        self._have(attempt)
         if before.leaving and not attempt.leaving:
             self._gave_back(before, before.leaving, now)
             self._leave_claims((attempt.uid, attempt.number))
@@ -418,8 +412,7 @@ class World:
             self.changes.candidates = True  # nobody takes a claim, but a higher priority may take what has its room
         if move.to is AttemptState.ENDED:
             self._ended(workload, attempt, now, move.interruption.lost.gpu_seconds if move.interruption else 0)
-        self.touched.add(move.uid)
-        self.restated.add(move.uid)
+        self._look_at(move.uid)
 
     def evicted(self, uid: str, end: End, now: float) -> None:
         """Take in that the ledger has promised a workload's room to somebody and ends its attempt for it."""
@@ -427,11 +420,9 @@ class World:
         if attempt.state not in LEAVING:
             ending_at = now if end.first is AttemptState.ENDING else None
             attempt = replace(attempt, state=end.first, end=end, ending_at=ending_at)
-        self.attempts[uid] = replace(attempt, claimed=True)
-        self.holdings.update(self.attempts[uid])
+        self._have(replace(attempt, claimed=True))
         self._keep_room(uid, end)
-        self.touched.add(uid)
-        self.restated.add(uid)
+        self._look_at(uid)
 
     def refused(self, request: MoveRequest) -> list[str]:
         """Take in that moves are not made that were asked for; return the workloads that bear the request."""
@@ -442,35 +433,25 @@ class World:
 
     def shrinks(self, uid: str, shrink: Shrink) -> None:
         """Take in that a workload gives up a part of its room; the rest runs on."""
-        self.attempts[uid] = self.attempts[uid].shrinking(shrink)
-        self.holdings.update(self.attempts[uid])
-        self.touched.add(uid)
-        self.restated.add(uid)
+        self._have(self.attempts[uid].shrinking(shrink))
+        self._look_at(uid)
 
     def grows(self, uid: str, part: Portion, now: float) -> None:
         """Take in that a workload has room for further pods; those that it has run on."""
-        self.attempts[uid] = self.attempts[uid].growing(part, now)
-        self.holdings.update(self.attempts[uid])
+        self._have(self.attempts[uid].growing(part, now))
         self.history.begin(self.workloads[uid].queue, part.quota, now)
-        for placement in part.placements:
-            self._on_node.setdefault(placement.node, set()).add(uid)
         self._count_held(uid)
-        self.touched.add(uid)
-        self.restated.add(uid)
+        self._look_at(uid)
 
     def repairs(self, uid: str, repair: Repair, now: float) -> None:
         """Take in that lost pods of a workload are replaced; the others run on."""
-        self.attempts[uid] = self.attempts[uid].repairing(repair, now)
-        self.holdings.update(self.attempts[uid])
+        self._have(self.attempts[uid].repairing(repair, now))
         del self.losses[uid]
         cleared = self._cleared.get((uid, self.attempts[uid].number), {})
         for key in repair.pods:
             cleared.pop(key, None)
-        for placement in repair.found:
-            self._on_node.setdefault(placement.node, set()).add(uid)
         self._count_held(uid)
-        self.touched.add(uid)
-        self.restated.add(uid)
+        self._look_at(uid)
 
     def irreparable(self, uids: Iterable[str]) -> None:
         """Take in that there is no place for pods that these workloads have lost."""
@@ -490,8 +471,7 @@ class World:
     def saved(self, uid: str, checkpoint: Checkpoint) -> None:
         """Take in that the ledger knows of a new checkpoint of an active attempt."""
         self._keep(replace(self.workloads[uid], saved=checkpoint))
-        self.attempts[uid] = replace(self.attempts[uid], saved_at=checkpoint.at)
-        self.holdings.update(self.attempts[uid])
+        self._have(replace(self.attempts[uid], saved_at=checkpoint.at))
         self.restated.add(uid)
 
     def heard(self, key: AttemptKey, pod: PodKey, report: Report) -> None:
@@ -502,8 +482,7 @@ class World:
         known = self._reports[key][pod] = report.after(before)
         if known != before:
             self._saving.setdefault(key[0])
-            self.touched.add(key[0])
-            self.restated.add(key[0])
+            self._look_at(key[0])
 
     def reports(self, attempt: Attempt) -> Reports:
         """Return what an attempt's pods say that they have saved."""
@@ -696,11 +675,11 @@ class World:
         node = self._nodes.get(pod.node)
         return stuck_from(pod, unreachable=node is None or not node.ready)
 
-    def given_up(self) -> Iterator[tuple[float, set[str]]]:
+    def given_up(self) -> Iterator[tuple[float, AbstractSet[str]]]:
         """Yield times (Unix seconds) at which nobody waits for a node or pod any longer, and the workloads concerned."""
         patience = self.suspects.patience(len(self._nodes))
         for node, since in self.suspects.unready.items():
-            yield since + patience, self._on_node.get(node, set())
+            yield since + patience, self.holdings.on(node)
         for uid, attempt in self.attempts.items():
             if attempt.state is AttemptState.ENDING:
                 for pod in self.pods.get((uid, attempt.number), {}).values():
@@ -718,7 +697,7 @@ class World:
 
     def whose(self, node: str, pod: str) -> str | None:
         """Return whose a pod on a node is, by its namespace and name; without these, who is alone there."""
-        there = self._on_node.get(node, set())
+        there = self.holdings.on(node)
         if not pod:
             return next(iter(there)) if len(there) == 1 else None
         for uid in there:
@@ -786,8 +765,7 @@ class World:
             if job != self.jobs.get(uid):
                 self.jobs[uid] = job
                 self._stale.add(uid)
-                self.touched.add(uid)
-                self.restated.add(uid)
+                self._look_at(uid)
                 self.changes.candidates = True
 
     def _limited(self, job: Job) -> Job:
@@ -803,22 +781,16 @@ class World:
 
     def _done(self, attempt: Attempt, done: Done, now: float) -> None:
         """Take in that pods of an attempt are done and hold nothing any more."""
-        self.attempts[attempt.uid] = attempt.without(done)
-        self.holdings.update(self.attempts[attempt.uid])
+        self._have(attempt.without(done))
         self._gave_back(attempt, done.part, now)
         for key in done.pods:
             self._cleared.get((attempt.uid, attempt.number), {}).pop(key, None)
         self.changes.candidates = True  # there is more room, and less that can be taken
-        self.touched.add(attempt.uid)
-        self.restated.add(attempt.uid)
+        self._look_at(attempt.uid)
 
     def _gave_back(self, before: Attempt, part: Portion, now: float) -> None:
         """Take in that an attempt holds a part no longer."""
         self.history.end(self.workloads[before.uid].queue, part.quota, now)
-        for placement in before.held:
-            self._on_node[placement.node].discard(before.uid)
-        for placement in self.attempts[before.uid].held:
-            self._on_node[placement.node].add(before.uid)
         self._count_held(before.uid)
         self._hold_devices(self.attempts[before.uid])
 
@@ -861,8 +833,6 @@ class World:
             for part in attempt.parts:
                 self.history.end(workload.queue, part.quota, now)
         self.holdings.remove(workload.uid)
-        for placement in attempt.held:
-            self._on_node.get(placement.node, set()).discard(workload.uid)
         self._recount(attempt)
         self._leave_claims((attempt.uid, attempt.number))
         self.touched |= self.holdings.claims
@@ -878,8 +848,7 @@ class World:
         for uid in self.holdings.claims:
             claim = self.attempts[uid]
             if victim in claim.victims:
-                self.attempts[uid] = replace(claim, victims=tuple(v for v in claim.victims if v != victim))
-                self.holdings.update(self.attempts[uid])
+                self._have(replace(claim, victims=tuple(v for v in claim.victims if v != victim)))
                 self.restated.add(uid)
 
     def _recount(self, attempt: Attempt) -> None:
@@ -935,7 +904,17 @@ class World:
 
     def _crowd(self, node: str) -> None:
         self.changes.nodes.add(node)
-        self.touched |= self._on_node.get(node, set())
+        self.touched |= self.holdings.on(node)
+
+    def _look_at(self, uid: str) -> None:
+        """Have a workload's next move and its status looked at."""
+        self.touched.add(uid)
+        self.restated.add(uid)
+
+    def _have(self, attempt: Attempt) -> None:
+        """Have an active attempt as it is now."""
+        self.attempts[attempt.uid] = attempt
+        self.holdings.update(attempt)
 
     def _keep(self, workload: Workload) -> None:
         """Have a workload as it is now."""
@@ -1059,15 +1038,11 @@ class World:
 
     def _state(self, queue: str) -> tuple[int, int]:
         """Return what tells a state of things from others, as far as it comes from outside."""
-        return (self._version, self._stirs.get(self._root(queue), 0))
+        return (self._version, self._stirs.get(self.holdings.root(queue), 0))
 
     def _stir(self, queue: str) -> None:
-        root = self._root(queue)
+        root = self.holdings.root(queue)
         self._stirs[root] = self._stirs.get(root, 0) + 1
-
-    def _root(self, queue: str) -> str:
-        node = self.holdings.later.nodes.get(queue)
-        return node.root.name if node else queue
 
     def _forgive(self, *, all_of_them: bool) -> None:
         """Let those preempt again for whom something has changed from outside since they did.
