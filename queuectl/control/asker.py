@@ -12,13 +12,13 @@ import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from queuectl.control.report import Reporter
-from queuectl.control.world import AttemptKey, World
+from queuectl.control.world import World
 from queuectl.core.checkpoint import answered, asked, remind
 from queuectl.core.nominate import clock
 from queuectl.kube.asking import Asking, UnansweredError
 from queuectl.kube.writes import DeposedError, Writer
 from queuectl.model.checkpoint import Ask
-from queuectl.model.lifecycle import Attempt, AttemptState
+from queuectl.model.lifecycle import Attempt, AttemptKey, AttemptState
 from queuectl.model.plan import PodKey
 from queuectl.model.reasons import Reason, why
 

@@ -15,6 +15,7 @@ from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
 from queuectl.control.faults import Faults
 from queuectl.control.holdings import Holdings
+from queuectl.control.pods import Pods
 from queuectl.control.suspects import SOURCE, News, Suspects, nodes_of
 from queuectl.control.upkeep import Upkeep
 from queuectl.control.volumes import JobVolumes
@@ -36,6 +37,7 @@ from queuectl.model.faults import DEFAULT_RULES, FaultRules
 from queuectl.model.lifecycle import (
     LEAVING,
     Attempt,
+    AttemptKey,
     AttemptState,
     Done,
     End,
@@ -44,6 +46,7 @@ from queuectl.model.lifecycle import (
     Shrink,
     Workload,
     WorkloadState,
+    active,
 )
 from queuectl.model.objects import (
     Budget,
@@ -67,7 +70,6 @@ from queuectl.model.suspects import Healing, Offence
 from queuectl.model.volumes import Claim, StorageClass, Volume
 from queuectl.model.work import Work
 
-AttemptKey = tuple[str, int]  # workload uid, number
 MAX_SAVES = 500  # that one round takes in; the rest is for the next
 MAX_LATE_STARTS = 3  # in a row, after which a job takes from nobody until it has run
 
@@ -110,8 +112,7 @@ class World:
         self.workloads: dict[str, Workload] = {}
         self.standing = {state: Counter[str]() for state in WorkloadState}  # how many workloads of each queue
         self.attempts: dict[str, Attempt] = {}  # active ones, by workload uid
-        self.pods: dict[AttemptKey, dict[PodKey, Pod]] = {}
-        self._cleared: dict[AttemptKey, dict[PodKey, Pod]] = {}  # succeeded and removed before the ledger was told
+        self.pods = Pods(self.fleet, self.attempts)
         self._reports: dict[AttemptKey, dict[PodKey, Report]] = {}  # of active attempts
         self._saving: dict[str, None] = {}  # workloads whose pods have reported something new, the oldest first
         self.unreadable: dict[str, Why] = {}  # workloads whose reports can't be read, which nobody has told yet
@@ -129,7 +130,6 @@ class World:
         self.faults = Faults(fault_rules)
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
-        self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
         self._held = Held()  # of queues with limits
         self._counted_in: dict[str, tuple[Queue, str, str, Resources]] = {}  # what is counted there, by workload uid
         self._seq = 0
@@ -211,26 +211,15 @@ class World:
 
     def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         """Take in a changed pod, ours or another's."""
+        for node in self.pods.on_pod(old, new):
+            self._crowd(node)
         if new is not None and new.workload:
-            self.pods.setdefault((new.workload, new.attempt), {})[new.role, new.index] = new
             self._read(old, new)
-        if old is not None and old.workload and (new is None or _identity(new) != _identity(old)):
-            key = (old.workload, old.attempt)
-            peers = self.pods.get(key, {})
-            peers.pop((old.role, old.index), None)
-            if not peers:
-                self.pods.pop(key, None)
-            if old.phase == "Succeeded" and self._active(key) and not self._replaced(old):
-                self._cleared.setdefault(key, {})[old.role, old.index] = old
         for pod in (old, new):
             if pod is not None and pod.workload:
                 self._look_at(pod.workload)
                 if old is None or new is None or (old.ready, old.phase) != (new.ready, new.phase):
                     self._ready_or_not(pod.workload)
-        if old is not None and (new is None or new.uid != old.uid):
-            self._uncount(old)
-        if new is not None:
-            self._count(new)
 
     def on_queue(self, old: Queue | None, new: Queue | None) -> None:
         """Take in a changed queue."""
@@ -376,7 +365,7 @@ class World:
             self._placed[attempt.uid] = self.jobs[attempt.uid].gang
             self.mix.add(self._placed[attempt.uid])
         self._recount(attempt)
-        for pod in self.pods.get((attempt.uid, attempt.number), {}).values():  # they may be older than this term
+        for pod in self.pods.get(attempt.key, {}).values():  # they may be older than this term
             self._read(None, pod)
         self._ready_or_not(attempt.uid)
         self._stale.add(attempt.uid)
@@ -402,7 +391,7 @@ class World:
         self._have(attempt)
         if before.leaving and not attempt.leaving:
             self._gave_back(before, before.leaving, now)
-            self._leave_claims((attempt.uid, attempt.number))
+            self._leave_claims(attempt.key)
             self.touched |= self.holdings.claims
         if move.to is AttemptState.RUNNING:
             self._keep(replace(workload, late_starts=0))
@@ -447,9 +436,7 @@ class World:
         """Take in that lost pods of a workload are replaced; the others run on."""
         self._have(self.attempts[uid].repairing(repair, now))
         del self.losses[uid]
-        cleared = self._cleared.get((uid, self.attempts[uid].number), {})
-        for key in repair.pods:
-            cleared.pop(key, None)
+        self.pods.forget_done(self.attempts[uid].key, repair.pods)
         self._count_held(uid)
         self._look_at(uid)
 
@@ -476,7 +463,7 @@ class World:
 
     def heard(self, key: AttemptKey, pod: PodKey, report: Report) -> None:
         """Take in what a pod of an active attempt says that it has saved."""
-        if not self._active(key):
+        if active(self.attempts, key) is None:
             return
         before = self._reports.setdefault(key, {}).get(pod)
         known = self._reports[key][pod] = report.after(before)
@@ -486,7 +473,7 @@ class World:
 
     def reports(self, attempt: Attempt) -> Reports:
         """Return what an attempt's pods say that they have saved."""
-        return self._reports.get((attempt.uid, attempt.number), {})
+        return self._reports.get(attempt.key, {})
 
     def forget(self, uid: str) -> None:
         """Forget a workload that is over, its object gone or going."""
@@ -508,7 +495,7 @@ class World:
         job = self.jobs.get(attempt.uid)
         if job is None or attempt.asking is None:
             return 0
-        return len(answered(attempt, job, self._pods_of(attempt), self.reports(attempt), attempt.asking))
+        return len(answered(attempt, job, self.pods.seen(attempt), self.reports(attempt), attempt.asking))
 
     def take_saves(self, now: float) -> dict[str, Checkpoint]:
         """Return the checkpoints that active attempts have made since the last time; of those that leave first."""
@@ -621,7 +608,7 @@ class World:
         attempt = self.attempts.get(uid)
         if attempt is None:
             return None
-        pods = self._pods_of(attempt)
+        pods = self.pods.seen(attempt)
         told = pods.items() if attempt.state is AttemptState.ENDING else ()
         stuck = frozenset(key for key, pod in told if self._stuck_from(pod) <= now)
         return View(
@@ -651,8 +638,8 @@ class World:
         """Return those whom a claim still waits for, as far as it is known of them."""
         result = []
         for uid, number in attempt.victims:
-            victim, workload = self.attempts.get(uid), self.workloads.get(uid)
-            if victim is None or victim.number != number or workload is None:
+            victim, workload = active(self.attempts, (uid, number)), self.workloads.get(uid)
+            if victim is None or workload is None:
                 continue
             facts = victim.end.why.facts if victim.end else {}
             lost = Work(int(str(facts.get("gpu_seconds", 0))), int(str(facts.get("pod_seconds", 0))))
@@ -705,16 +692,6 @@ class World:
             if any(f"{one.namespace}/{one.name}" == pod for one in pods):
                 return uid
         return None
-
-    def orphans(self) -> list[Pod]:
-        """Return pods of ours that no active attempt owns and that may still run."""
-        return [
-            pod
-            for key, pods in self.pods.items()
-            if not self._active(key)
-            for pod in pods.values()
-            if not pod.ended and not pod.deleting
-        ]
 
     # Inside
 
@@ -783,8 +760,7 @@ class World:
         """Take in that pods of an attempt are done and hold nothing any more."""
         self._have(attempt.without(done))
         self._gave_back(attempt, done.part, now)
-        for key in done.pods:
-            self._cleared.get((attempt.uid, attempt.number), {}).pop(key, None)
+        self.pods.forget_done(attempt.key, done.pods)
         self.changes.candidates = True  # there is more room, and less that can be taken
         self._look_at(attempt.uid)
 
@@ -794,22 +770,16 @@ class World:
         self._count_held(before.uid)
         self._hold_devices(self.attempts[before.uid])
 
-    def _pods_of(self, attempt: Attempt) -> Mapping[PodKey, Pod]:
-        """Return an attempt's pods. One that was removed after it had succeeded is still done, not lost."""
-        key = (attempt.uid, attempt.number)
-        pods, cleared = self.pods.get(key, {}), self._cleared.get(key)
-        return {**cleared, **pods} if cleared and attempt.state is not AttemptState.ENDING else pods
-
     def _read(self, old: Pod | None, pod: Pod) -> None:
         """Take in what a pod of ours reports, where that is new."""
         key = (pod.workload, pod.attempt)
         if pod.report is not None and (old is None or old.report != pod.report):
             self.heard(key, (pod.role, pod.index), pod.report)
-        if pod.ended and not (old and old.ended) and self._active(key):
+        if pod.ended and not (old and old.ended) and active(self.attempts, key) is not None:
             known = self._reports.get(key, {}).get((pod.role, pod.index))
             if (said := by_exit(self.attempts[pod.workload], pod, known)) is not None:
                 self.heard(key, (pod.role, pod.index), said)
-        if pod.report_problem and not (old and old.report_problem) and self._active(key):
+        if pod.report_problem and not (old and old.report_problem) and active(self.attempts, key) is not None:
             cause = why(Reason.REPORT_UNREADABLE, pod=pod.name, problem=pod.report_problem)
             self.unreadable.setdefault(pod.workload, cause)
 
@@ -824,7 +794,7 @@ class World:
         del self.attempts[workload.uid]
         self._small.discard(workload.uid)
         self._count_held(workload.uid)
-        self._cleared.pop((workload.uid, attempt.number), None)
+        self.pods.forget_done(attempt.key)
         self._reports.pop((workload.uid, attempt.number), None)
         if workload.uid in self._placed:
             self.mix.add(self._placed.pop(workload.uid), -1)
@@ -834,7 +804,7 @@ class World:
                 self.history.end(workload.queue, part.quota, now)
         self.holdings.remove(workload.uid)
         self._recount(attempt)
-        self._leave_claims((attempt.uid, attempt.number))
+        self._leave_claims(attempt.key)
         self.touched |= self.holdings.claims
         self.restated |= self.holdings.claims  # they say for whom they wait
         if end.outcome is not Outcome.REQUEUE:
@@ -854,13 +824,8 @@ class World:
     def _recount(self, attempt: Attempt) -> None:
         """Its pods, and their devices, are covered by its reservation, or not any longer."""
         self._hold_devices(attempt)
-        for pod in self.pods.get((attempt.uid, attempt.number), {}).values():
-            self._count(pod)
-
-    def _replaced(self, pod: Pod) -> bool:
-        """Tell whether a pod of an active attempt is a lost one that has to go before another has its name."""
-        attempt = self.attempts[pod.workload]
-        return attempt.state is AttemptState.REPAIRING and (pod.role, pod.index) in attempt.coming
+        for node in self.pods.recount(attempt):
+            self._crowd(node)
 
     def _judge_node(self, name: str) -> None:
         """Have a node as it was read last, with why it is avoided, and when maintenance takes it."""
@@ -870,37 +835,13 @@ class World:
         self._changed_nodes({name})
 
     def _hold_devices(self, attempt: Attempt) -> None:
-        for node in self.devices.hold(attempt, ended=not self._active((attempt.uid, attempt.number))):
+        for node in self.devices.hold(attempt, ended=active(self.attempts, attempt.key) is None):
             self._crowd(node)
 
     def _changed_nodes(self, names: Iterable[str]) -> None:
         for name in names:
             self._version += 1
             self._crowd(name)
-
-    def _active(self, key: AttemptKey) -> bool:
-        attempt = self.attempts.get(key[0])
-        return attempt is not None and attempt.number == key[1]
-
-    def _count(self, pod: Pod) -> None:
-        """Count a pod as another's, unless it is ours and reserved, has ended or is not bound."""
-        reserved = bool(pod.workload) and self._active((pod.workload, pod.attempt))
-        now = (pod.node, pod.requests) if pod.requests and not reserved else None
-        before = self._counted.get(pod.uid)
-        if now == before:
-            return
-        if before is not None:
-            self._uncount(pod)
-        if now is not None:
-            self._counted[pod.uid] = now
-            self.fleet.use(*now, +1)
-            self._crowd(pod.node)
-
-    def _uncount(self, pod: Pod) -> None:
-        before = self._counted.pop(pod.uid, None)
-        if before is not None:
-            self.fleet.use(*before, -1)
-            self._crowd(before[0])
 
     def _crowd(self, node: str) -> None:
         self.changes.nodes.add(node)
@@ -979,7 +920,7 @@ class World:
         job = self.jobs.get(attempt.uid) if attempt.state is AttemptState.RUNNING else None
         if job is None or all(role.least is None for role in job.gang.roles):
             return None
-        return job if all_ready(attempt, self._pods_of(attempt)) else None
+        return job if all_ready(attempt, self.pods.seen(attempt)) else None
 
     def _lacking(self) -> list[Elastic]:
         """Return who could grow: who lacks pods of those that it asks for, and has not tried in vain.
@@ -1020,7 +961,7 @@ class World:
     def departures(self) -> Iterator[tuple[Job | None, Attempt]]:
         """Yield attempts that were told to go, or to give up some of their pods, and have these yet."""
         for attempt in self.attempts.values():
-            if attempt.going and self.pods.get((attempt.uid, attempt.number)):
+            if attempt.going and self.pods.get(attempt.key):
                 yield self.jobs.get(attempt.uid), attempt
 
     def _gang(self, job: Job, workload: Workload) -> Gang:
@@ -1058,11 +999,6 @@ class World:
 
     def _priority(self, job: Job) -> int:
         return self._class_of(job).value
-
-
-def _identity(pod: Pod) -> tuple[str, int, str, int]:
-    """Return what our labels say, which anybody may change."""
-    return pod.workload, pod.attempt, pod.role, pod.index
 
 
 def _over_at(attempt: Attempt, job: Job) -> float:

@@ -28,6 +28,8 @@ from queuectl.model.failures import NONE_IGNORED, Ignored
 from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.reasons import FOR_OTHERS, LEAVES_NODE, Reason, Why, why
 
+AttemptKey = tuple[str, int]  # workload uid, number
+
 
 class WorkloadState(StrEnum):
     """Where a workload is; it is in exactly one state."""
@@ -189,6 +191,11 @@ class Attempt:
     ending_at: float | None = None  # Unix seconds: when its pods were told to go
 
     @property
+    def key(self) -> AttemptKey:
+        """What tells it from all other attempts."""
+        return self.uid, self.number
+
+    @property
     def whole(self) -> Portion:
         """All that it has, what is leaving aside."""
         return Portion(self.placements, self.quota)
@@ -294,6 +301,12 @@ class Attempt:
             coming=frozenset((p.role, p.first + i) for p in part.placements for i in range(p.pods)),
             growing_at=now,
         )
+
+
+def active(attempts: Mapping[str, Attempt], key: AttemptKey) -> Attempt | None:
+    """Return that attempt if it is among the active ones, which are given by workload uid."""
+    attempt = attempts.get(key[0])
+    return attempt if attempt is not None and attempt.number == key[1] else None
 
 
 @dataclass(frozen=True, slots=True)
