@@ -61,7 +61,7 @@ class Asker:
             self._drop(key)
             self._asks[key] = ask
         talks = self._talks.setdefault(key, {})
-        pods, reports = self._world.pods.get(key, {}), self._world.reports(attempt)
+        pods, reports = self._world.pods.get(key, {}), self._world.saves.of(attempt.key)
         done = {*answered(attempt, job, pods, reports, ask), *talks}
         for pod in asked(attempt, job):
             if pod not in done and pod in pods:

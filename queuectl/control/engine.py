@@ -129,12 +129,11 @@ class Engine:
     async def _save(self, now: float) -> None:
         """Take in the checkpoints that pods have reported, and what GPUs have."""
         await self._ledger.keep_readings(self._epoch, self._world.faults.take_unsaved())
-        saves = self._world.take_saves(now)
+        saves = self._world.saves.take(now)
         await self._ledger.save(self._epoch, saves)
         for uid, checkpoint in saves.items():
             self._world.saved(uid, checkpoint)
-        unreadable, self._world.unreadable = self._world.unreadable, {}
-        for uid, cause in unreadable.items():
+        for uid, cause in self._world.saves.take_unreadable().items():
             self._reporter.event(uid, cause, warning=True)
 
     async def _move_on(self, now: float) -> None:
@@ -186,7 +185,7 @@ class Engine:
             metrics.LOST.labels(move.interruption.cause).inc(move.interruption.lost.gpu_seconds)
         job, came = self._world.jobs.get(move.uid), None
         if move.to in {AttemptState.RUNNING, AttemptState.ENDED} and job is not None:
-            came = last_words(attempt, job, self._world.reports(attempt), now)
+            came = last_words(attempt, job, self._world.saves.of(attempt.key), now)
         self._world.moved(move, now)
         self._reporter.moved(move, told)
         if came is not None:

@@ -16,11 +16,12 @@ from queuectl.control.devices import Devices
 from queuectl.control.faults import Faults
 from queuectl.control.holdings import Holdings
 from queuectl.control.pods import Pods
+from queuectl.control.saves import Saves
 from queuectl.control.suspects import SOURCE, News, Suspects, nodes_of
 from queuectl.control.upkeep import Upkeep
 from queuectl.control.volumes import JobVolumes
 from queuectl.core.backlog import Backlog
-from queuectl.core.checkpoint import Reports, answered, by_exit, saved
+from queuectl.core.checkpoint import answered
 from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
@@ -70,7 +71,6 @@ from queuectl.model.suspects import Healing, Offence
 from queuectl.model.volumes import Claim, StorageClass, Volume
 from queuectl.model.work import Work
 
-MAX_SAVES = 500  # that one round takes in; the rest is for the next
 MAX_LATE_STARTS = 3  # in a row, after which a job takes from nobody until it has run
 
 # Ends that follow from decisions alone, not from anything outside.
@@ -113,9 +113,7 @@ class World:
         self.standing = {state: Counter[str]() for state in WorkloadState}  # how many workloads of each queue
         self.attempts: dict[str, Attempt] = {}  # active ones, by workload uid
         self.pods = Pods(self.fleet, self.attempts)
-        self._reports: dict[AttemptKey, dict[PodKey, Report]] = {}  # of active attempts
-        self._saving: dict[str, None] = {}  # workloads whose pods have reported something new, the oldest first
-        self.unreadable: dict[str, Why] = {}  # workloads whose reports can't be read, which nobody has told yet
+        self.saves = Saves(self.attempts, self.jobs, self.workloads)
         self.plan = Plan()  # the latest, for waits and positions
         self.changes = Changes()
         self.touched: set[str] = set()  # workloads whose next move must be looked at
@@ -463,17 +461,8 @@ class World:
 
     def heard(self, key: AttemptKey, pod: PodKey, report: Report) -> None:
         """Take in what a pod of an active attempt says that it has saved."""
-        if active(self.attempts, key) is None:
-            return
-        before = self._reports.setdefault(key, {}).get(pod)
-        known = self._reports[key][pod] = report.after(before)
-        if known != before:
-            self._saving.setdefault(key[0])
+        if self.saves.hear(key, pod, report):
             self._look_at(key[0])
-
-    def reports(self, attempt: Attempt) -> Reports:
-        """Return what an attempt's pods say that they have saved."""
-        return self._reports.get(attempt.key, {})
 
     def forget(self, uid: str) -> None:
         """Forget a workload that is over, its object gone or going."""
@@ -495,20 +484,7 @@ class World:
         job = self.jobs.get(attempt.uid)
         if job is None or attempt.asking is None:
             return 0
-        return len(answered(attempt, job, self.pods.seen(attempt), self.reports(attempt), attempt.asking))
-
-    def take_saves(self, now: float) -> dict[str, Checkpoint]:
-        """Return the checkpoints that active attempts have made since the last time; of those that leave first."""
-        found: dict[str, Checkpoint] = {}
-        for uid in sorted(self._saving, key=lambda uid: uid not in self.attempts or not self.attempts[uid].going):
-            if len(found) == MAX_SAVES:
-                break
-            del self._saving[uid]
-            attempt, job = self.attempts.get(uid), self.jobs.get(uid)
-            checkpoint = saved(attempt, job, self.reports(attempt), now) if attempt and job else None
-            if checkpoint is not None and checkpoint.follows(self.workloads[uid].saved):
-                found[uid] = checkpoint
-        return found
+        return len(answered(attempt, job, self.pods.seen(attempt), self.saves.of(attempt.key), attempt.asking))
 
     def submissions(self, uids: Iterable[str]) -> list[Workload]:
         """Return those workloads that the ledger does not know as they are, new ones with their place in time."""
@@ -622,7 +598,7 @@ class World:
             now=now,
             back_off=self._back_off,
             irreparable=uid in self._irreparable,
-            reports=self.reports(attempt),
+            reports=self.saves.of(attempt.key),
             leave=next((leave for p in attempt.held if (leave := self._avoided.leave(p.node))), None),
             allocated=bool(attempt.going) and self.devices.allocated(attempt, besides=stuck),
             unready=self.silent(attempt),
@@ -772,16 +748,8 @@ class World:
 
     def _read(self, old: Pod | None, pod: Pod) -> None:
         """Take in what a pod of ours reports, where that is new."""
-        key = (pod.workload, pod.attempt)
-        if pod.report is not None and (old is None or old.report != pod.report):
-            self.heard(key, (pod.role, pod.index), pod.report)
-        if pod.ended and not (old and old.ended) and active(self.attempts, key) is not None:
-            known = self._reports.get(key, {}).get((pod.role, pod.index))
-            if (said := by_exit(self.attempts[pod.workload], pod, known)) is not None:
-                self.heard(key, (pod.role, pod.index), said)
-        if pod.report_problem and not (old and old.report_problem) and active(self.attempts, key) is not None:
-            cause = why(Reason.REPORT_UNREADABLE, pod=pod.name, problem=pod.report_problem)
-            self.unreadable.setdefault(pod.workload, cause)
+        if self.saves.read(old, pod):
+            self._look_at(pod.workload)
 
     def _ended(self, workload: Workload, attempt: Attempt, now: float, lost: int) -> None:
         end = attempt.end
@@ -795,7 +763,7 @@ class World:
         self._small.discard(workload.uid)
         self._count_held(workload.uid)
         self.pods.forget_done(attempt.key)
-        self._reports.pop((workload.uid, attempt.number), None)
+        self.saves.drop(attempt.key)
         if workload.uid in self._placed:
             self.mix.add(self._placed.pop(workload.uid), -1)
         self._stale.add(workload.uid)

@@ -210,7 +210,7 @@ class Clockwork:
 
     def _round(self) -> None:
         reported, self._reported = self._reported, {}
-        for uid, checkpoint in self.world.take_saves(self.now).items():
+        for uid, checkpoint in self.world.saves.take(self.now).items():
             self.world.saved(uid, checkpoint)
         moves, leaving = turn.due(self.world, reported, self.now)
         offences, _ = self.world.suspects.take()

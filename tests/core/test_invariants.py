@@ -583,7 +583,7 @@ class ClusterMachine(RuleBasedStateMachine):
             elif attempt.state is AttemptState.CHECKPOINTING:
                 there = members(attempt, pods)
                 gone = numbered(attempt.placements, attempt.done).keys() - {(pod.role, pod.index) for pod in there}
-                assert gone <= self.clock.world.reports(attempt).keys(), "it is whole while it saves its work"
+                assert gone <= self.clock.world.saves.of(attempt.key).keys(), "it is whole while it saves its work"
                 assert not any((pod.deleting and not pod.told_at) or pod.phase == "Failed" for pod in there)
             elif attempt.state is not AttemptState.ENDING:
                 assert not any(pod.node for pod in pods.values())
