@@ -254,7 +254,7 @@ class Engine:
     def _refuse(self, refusals: Mapping[MoveRequest, Why]) -> None:
         """Answer those who have asked for moves that are not made."""
         for request, cause in refusals.items():
-            bearers = self._world.refused(request)
+            bearers = self._world.moves.refuse(request)
             for uid in [request.uid] if request.uid in self._world.jobs else bearers:
                 self._reporter.event(uid, cause, warning=True)
             for uid in bearers:

@@ -15,6 +15,7 @@ from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
 from queuectl.control.faults import Faults
 from queuectl.control.holdings import Holdings
+from queuectl.control.moves import Moves
 from queuectl.control.pods import Pods
 from queuectl.control.saves import Saves
 from queuectl.control.suspects import SOURCE, News, Suspects, nodes_of
@@ -28,8 +29,7 @@ from queuectl.core.fragmentation import Mix
 from queuectl.core.healing import stuck_from
 from queuectl.core.lifecycle import BackOff, Loss, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
-from queuectl.core.moves import kept_for
-from queuectl.core.snapshot import Broken, Elastic, MoveOrder, Moving, Policy, Snapshot
+from queuectl.core.snapshot import Broken, Elastic, Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
 from queuectl.model.checkpoint import Checkpoint, Report
@@ -55,7 +55,6 @@ from queuectl.model.objects import (
     Flavor,
     Gang,
     Job,
-    MoveRequest,
     Namespace,
     Node,
     Place,
@@ -136,12 +135,11 @@ class World:
         self.mix = Mix()  # of what waits and runs
         self.waiting = Backlog(mix=self.mix)
         self._placed: dict[str, Gang] = {}  # those of it that wait no more, by uid
-        self._version = 0  # of what queues, flavors and nodes are
+        self._edition = 0  # of what queues, flavors and nodes are
         self._stirs: dict[str, int] = {}  # jobs that came, went or changed, by the root of their queue's tree
         self._winners: dict[str, tuple[int, int]] = {}  # who has preempted, and in which state of things
         self._small: set[str] = set()  # workloads of attempts with fewer pods than they ask for
-        self._asked: dict[str, MoveRequest] = {}  # moves, by uid of who is to move
-        self._moving: dict[str, Moving] = {}  # what is kept for those who make room, by uid
+        self.moves = Moves()
         self.volumes = JobVolumes()
         self.losses: dict[str, Loss] = {}  # what workloads wait to have replaced
         self._irreparable: set[str] = set()  # workloads for whose lost pods there is no place
@@ -233,7 +231,7 @@ class World:
                 self.jobs[uid] = self._limited(self.jobs[uid])
                 self.restated.add(uid)
         self.changes.queues.add(name)
-        self._version += 1
+        self._edition += 1
         self._replant = True
 
     def on_flavor(self, old: Flavor | None, new: Flavor | None) -> None:
@@ -246,7 +244,7 @@ class World:
             return
         self._changed_nodes(self.devices.on_flavor(old, new))
         self.fleet.forget_masks()
-        self._version += 1
+        self._edition += 1
         self.touched |= self.attempts.keys()
         name = (new or old).name  # type: ignore[union-attr]
         self.changes.queues |= {queue.name for queue in self.queues.values() if any(f == name for f, _ in queue.quotas)}
@@ -264,7 +262,7 @@ class World:
         """Take in a changed PodDisruptionBudget."""
         if self.budgets.change(old, new):
             self.changes.candidates = True
-            self._version += 1
+            self._edition += 1
         self.holdings.look_again()
 
     def on_priority_class(self, old: PriorityClass | None, new: PriorityClass | None) -> None:
@@ -290,8 +288,7 @@ class World:
             self.keep_job(new)  # else it was written since, and the watch is still behind
         self.touched.add(uid)
         self._stale.add(uid)
-        if uid in self._moving:
-            self._version += 1  # it may be that it can't start again now, or can
+        self.moves.changed(uid)
         if old is None or new is None or old.generation != new.generation or old.deleting != new.deleting:
             self.changes.submissions.add(uid)
             self.restated.add(uid)
@@ -299,10 +296,8 @@ class World:
             self._stir((new or old).gang.queue)  # type: ignore[union-attr]
         move = new.move if new else None
         if move != (old.move if old else None):
-            self._asked.pop(uid, None)
-            if move is not None:
-                self._asked[uid] = move
-                self.changes.candidates = True
+            self.moves.ask(uid, move)
+            self.changes.candidates = self.changes.candidates or move is not None
 
     def keep_job(self, job: Job) -> None:
         """Have a job as it was read last, with what its claims and its queue mean for it."""
@@ -334,18 +329,18 @@ class World:
         for workload in workloads:
             self._keep(workload)
             if workload.state is WorkloadState.QUEUED and workload.last_end is not None:
-                self._keep_room(workload.uid, workload.last_end)
+                self.moves.keep(workload.uid, workload.queue, workload.last_end)
         for attempt in attempts:
             self.admitted(attempt)
             if attempt.end is not None:
-                self._keep_room(attempt.uid, attempt.end)
+                self.moves.keep(attempt.uid, self.workloads[attempt.uid].queue, attempt.end)
         self.changes = Changes(set(self.fleet.node_names()), set(self.queues), set(self.jobs))
         self.touched = set(self.jobs) | set(self.workloads)
         self._stale |= self.touched
 
     def admitted(self, attempt: Attempt) -> None:
         """Count a new attempt's reservations."""
-        self._drop_room(attempt.uid)
+        self.moves.drop(attempt.uid)
         workload = self.workloads[attempt.uid]
         first = attempt.admitted_at if workload.first_admitted_at is None else workload.first_admitted_at
         if workload.saved is not None and workload.saved.attempt == attempt.number:
@@ -408,15 +403,8 @@ class World:
             ending_at = now if end.first is AttemptState.ENDING else None
             attempt = replace(attempt, state=end.first, end=end, ending_at=ending_at)
         self._have(replace(attempt, claimed=True))
-        self._keep_room(uid, end)
+        self.moves.keep(uid, self.workloads[uid].queue, end)
         self._look_at(uid)
-
-    def refused(self, request: MoveRequest) -> list[str]:
-        """Take in that moves are not made that were asked for; return the workloads that bear the request."""
-        uids = [uid for uid, asked in self._asked.items() if asked == request]
-        for uid in uids:
-            del self._asked[uid]
-        return uids
 
     def shrinks(self, uid: str, shrink: Shrink) -> None:
         """Take in that a workload gives up a part of its room; the rest runs on."""
@@ -466,7 +454,7 @@ class World:
 
     def forget(self, uid: str) -> None:
         """Forget a workload that is over, its object gone or going."""
-        self._drop_room(uid)
+        self.moves.drop(uid)
         known = self.workloads.pop(uid, None)
         if known is not None:
             self.standing[known.state][known.queue] -= 1
@@ -533,7 +521,7 @@ class World:
             later=self.holdings.later,
             running=self.holdings.running(self.workloads, self.preemptible, self.covered, self._elastic),
             departing=self.holdings.departing(self.workloads),
-            version=self._version,
+            version=self._version(),
             versions=dict(self.holdings.versions),
             broken_queues=broken,
             budgets=self.budgets.allowed(self.departures()),
@@ -542,8 +530,8 @@ class World:
             namespaces=self.namespaces,
             held=self._held,
             elastic=self._lacking(),
-            orders=self._orders(),
-            moving=self._kept(now),
+            orders=self.moves.orders(self.attempts, self._to_move),
+            moving=self.moves.kept(now, lambda uid: uid in self.attempts or self.waiting.get(uid) is not None),
             broken=[self._broken(uid, loss, now) for uid, loss in self.losses.items() if uid in self.jobs],
             mix=self.mix,
         )
@@ -555,7 +543,9 @@ class World:
         not saved, so those are too that can't be asked to.
         """
         return {
-            uid: self.jobs[uid].gang for uid, attempt in self.attempts.items() if self._can_move(uid, attempt.number)
+            uid: gang
+            for uid, attempt in self.attempts.items()
+            if (gang := self._to_move(uid, attempt.number)) is not None
         }
 
     def _waits(self, uid: str) -> bool:
@@ -671,45 +661,12 @@ class World:
 
     # Inside
 
-    def _keep_room(self, uid: str, end: End) -> None:
-        """Keep room for a workload that moves."""
-        moving = kept_for(self.workloads[uid].queue, end.why)
-        if moving is not None:
-            self._moving[uid] = moving
-            self._version += 1
-
-    def _drop_room(self, uid: str) -> None:
-        if self._moving.pop(uid, None) is not None:
-            self._version += 1
-
-    def _kept(self, now: float) -> dict[str, Moving]:
-        """Return the room that is kept for those who leave to move, and for those who wait to start again."""
-        for uid in [uid for uid, moving in self._moving.items() if moving.until <= now]:
-            self._drop_room(uid)
-        return {uid: one for uid, one in self._moving.items() if uid in self.attempts or self.waiting.get(uid)}
-
-    def _orders(self) -> list[MoveOrder]:
-        """Return the moves that are asked for; of those for somebody who has room by now, nothing is left to do."""
-        requests = dict.fromkeys(self._asked.values())
-        for request in requests:
-            if request.uid in self.attempts:
-                self.refused(request)
-        return [
-            MoveOrder(
-                request,
-                {uid: self.jobs[uid].gang for uid, number in request.moves if self._can_move(uid, number)},
-                whole=all(self._asked.get(uid) == request for uid, _ in request.moves),
-            )
-            for request in requests
-            if request.uid not in self.attempts
-        ]
-
-    def _can_move(self, uid: str, number: int) -> bool:
-        """Tell whether this attempt is there as its job's spec is now, none of its pods done, and can save its work."""
-        job, attempt = self.jobs.get(uid), self.attempts.get(uid)
+    def _to_move(self, uid: str, number: int) -> Gang | None:
+        """Return the gang of an attempt if its job's spec is as then, none of its pods are done, and it can save."""
+        job, attempt = self.jobs.get(uid), active(self.attempts, (uid, number))
         if job is None or attempt is None or attempt.done or job.saving is None:
-            return False
-        return attempt.number == number and attempt.generation == job.generation
+            return None
+        return job.gang if attempt.generation == job.generation else None
 
     def _judge_again(self, uids: AbstractSet[str]) -> None:
         """Look again what their claims mean for jobs."""
@@ -776,7 +733,7 @@ class World:
         self.touched |= self.holdings.claims
         self.restated |= self.holdings.claims  # they say for whom they wait
         if end.outcome is not Outcome.REQUEUE:
-            self._drop_room(workload.uid)
+            self.moves.drop(workload.uid)
         if end.why.reason not in _OF_OURS:
             self._stir(workload.queue)
         self.changes.submissions.add(workload.uid)  # its queue may have been edited meanwhile
@@ -808,7 +765,7 @@ class World:
 
     def _changed_nodes(self, names: Iterable[str]) -> None:
         for name in names:
-            self._version += 1
+            self._edition += 1
             self._crowd(name)
 
     def _crowd(self, node: str) -> None:
@@ -945,9 +902,13 @@ class World:
             last_end=str(workload.last_end.why) if workload.last_end else "",
         )
 
+    def _version(self) -> int:
+        """Return what grows with all that makes a plan another one, but who waits and what queues hold."""
+        return self._edition + self.moves.version
+
     def _state(self, queue: str) -> tuple[int, int]:
         """Return what tells a state of things from others, as far as it comes from outside."""
-        return (self._version, self._stirs.get(self.holdings.root(queue), 0))
+        return (self._version(), self._stirs.get(self.holdings.root(queue), 0))
 
     def _stir(self, queue: str) -> None:
         root = self.holdings.root(queue)

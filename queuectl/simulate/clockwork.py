@@ -304,7 +304,7 @@ class Clockwork:
             self._grow(uid, part)
         for request, cause in decided.plan.refusals.items():
             self._log(request.uid, REFUSED, cause)
-            for uid in self.world.refused(request):
+            for uid in self.world.moves.refuse(request):
                 self.cluster.answer(uid)
         self._plan_again = turn.plan_again(self.world, decided.plan, ())
         self.world.plan = decided.plan
