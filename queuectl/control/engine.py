@@ -118,7 +118,7 @@ class Engine:
             self._update_history(now)
             self._world.touched |= self._world.workloads.keys()
         self._swept = now
-        for node, problem in sorted(self._world.judge_faults(now).items()):
+        for node, problem in sorted(self._world.nodes.judge_faults(now).items()):
             log.warning("node at fault" if problem else "node at fault no more", node=node, problem=problem or None)
         self._world.touched |= self._world.overdue(now)
         for uid in self._world.attempts.keys() - self._reported.keys():  # a step just done is not done again
@@ -156,7 +156,7 @@ class Engine:
             metrics.OFFENCES.labels(one.why.code).inc()
         if not suspects.due(now):
             return
-        for news in self._world.judge_suspects(now):
+        for news in self._world.nodes.judge_suspects(now):
             trusted = news.why.reason is Reason.NODE_TRUSTED
             log.info("node trusted" if trusted else "node suspect", node=news.node, why=str(news.why))
             self._reporter.node_event(news.node, news.why, warning=not trusted)

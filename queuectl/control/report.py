@@ -268,7 +268,7 @@ class Reporter:
             answers=self._world.answers(attempt) if attempt else 0,
             position=plan.positions.get(uid),
             now=self._now(),
-            silent=self._world.silent(attempt) if attempt else {},
+            silent=self._world.nodes.silent(attempt) if attempt else {},
         )
 
     async def _send_events(self) -> None:

@@ -115,8 +115,8 @@ class Upkeep:
     def say(self, world: "World", now: float) -> dict[str, There]:
         """Say which nodes are avoided, as the objects are; return all nodes and who is there, none when nobody asks."""
         there = {} if self.idle else self.there(world)
-        world.avoid("maintenance", self.avoided(there, now) if there else {})
-        world.take_at(core.taken_at(self.maintenances.values(), self.nodes) if there else {})
+        world.nodes.avoid("maintenance", self.avoided(there, now) if there else {})
+        world.nodes.take_at(core.taken_at(self.maintenances.values(), self.nodes) if there else {})
         return there
 
     def avoided(self, there: dict[str, There], now: float) -> dict[str, Avoidance]:

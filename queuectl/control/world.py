@@ -5,20 +5,20 @@ what has changed since the last look, so that a cycle costs what changed and not
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from queuectl.control.avoided import Avoidance, Avoided
 from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
 from queuectl.control.faults import Faults
 from queuectl.control.holdings import Holdings
 from queuectl.control.moves import Moves
+from queuectl.control.nodes import Nodes
 from queuectl.control.pods import Pods
 from queuectl.control.saves import Saves
-from queuectl.control.suspects import SOURCE, News, Suspects, nodes_of
+from queuectl.control.suspects import Suspects
 from queuectl.control.upkeep import Upkeep
 from queuectl.control.volumes import JobVolumes
 from queuectl.core.backlog import Backlog
@@ -26,7 +26,6 @@ from queuectl.core.checkpoint import answered
 from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
-from queuectl.core.healing import stuck_from
 from queuectl.core.lifecycle import BackOff, Loss, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
 from queuectl.core.snapshot import Broken, Elastic, Policy, Snapshot
@@ -51,7 +50,6 @@ from queuectl.model.lifecycle import (
 )
 from queuectl.model.objects import (
     Budget,
-    Constraints,
     Flavor,
     Gang,
     Job,
@@ -66,7 +64,7 @@ from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion, Repa
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import FOR_OTHERS, Reason, Why, why
 from queuectl.model.resources import Resources
-from queuectl.model.suspects import Healing, Offence
+from queuectl.model.suspects import Healing
 from queuectl.model.volumes import Claim, StorageClass, Volume
 from queuectl.model.work import Work
 
@@ -119,12 +117,17 @@ class World:
         self.restated: set[str] = set()  # workloads whose status may have changed
         self.holdings = Holdings(self.fleet)
         self.devices = Devices(self.fleet)
-        self._nodes: dict[str, Node] = {}  # as they were read
-        self._avoided = Avoided()
-        self._windows: Mapping[str, float] = {}  # when maintenance takes nodes
         self.upkeep = Upkeep()
         self.suspects = Suspects(healing)
         self.faults = Faults(fault_rules)
+        self.nodes = Nodes(
+            self.fleet,
+            self.devices,
+            flavors=self.flavors,
+            suspects=self.suspects,
+            faults=self.faults,
+            changed=self._changed_nodes,
+        )
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._held = Held()  # of queues with limits
@@ -149,51 +152,9 @@ class World:
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         """Take in a changed node."""
-        name = (new or old).name  # type: ignore[union-attr]  # one of both is given
-        self.suspects.on_node(name, new)
-        if old is not None and old == new:
-            return  # a heartbeat
         if (old and old.unready_since) != (new and new.unready_since):
-            self.restated |= self.holdings.on(name)
-        if new is None:
-            self._nodes.pop(name, None)
-        else:
-            self._nodes[name] = new
-        self.faults.on_node(name, new)
-        self._judge_node(name)
-
-    def avoid(self, source: str, nodes: Mapping[str, Avoidance]) -> set[str]:
-        """Have nobody new go onto these nodes, each for its reason; what the source said before is over.
-
-        Return the nodes for which that is new.
-        """
-        changed = self._avoided.say(source, nodes)
-        for name in changed & self._nodes.keys():
-            self._judge_node(name)
-        return changed
-
-    def judge_faults(self, now: float) -> dict[str, str]:
-        """Look which nodes are at fault by now; return why, for those for which that is new; empty: they are no more."""
-        faulty = self.faults.avoided(now)
-        return {name: faulty[name].why if name in faulty else "" for name in self.avoid("faults", faulty)}
-
-    def take_at(self, nodes: Mapping[str, float]) -> None:
-        """Have maintenance windows take these nodes at these times, in Unix seconds, and no others."""
-        before, self._windows = self._windows, dict(nodes)
-        for name in self._nodes.keys() & (before.keys() | nodes.keys()):
-            if before.get(name) != nodes.get(name):
-                self._judge_node(name)
-
-    def offend(self, offences: Collection[Offence]) -> None:
-        """Take in what nodes have done; of one that is cordoned somebody knows already."""
-        cordoned = {name for one in offences if (node := self._nodes.get(name := one.node)) and node.unschedulable}
-        self.suspects.offend(one for one in offences if one.node not in cordoned)
-
-    def judge_suspects(self, now: float) -> list[News]:
-        """Find out which nodes are avoided for what they have done; return what is new of them."""
-        news = self.suspects.judge(now, lambda: nodes_of(self.flavors.values(), self._nodes))
-        self.avoid(SOURCE, self.suspects.avoidances())
-        return news
+            self.restated |= self.holdings.on((new or old).name)  # type: ignore[union-attr]  # one of both is given
+        self.nodes.on_node(old, new)
 
     def on_slice(self, old: Slice | None, new: Slice | None) -> None:
         """Take in a changed ResourceSlice."""
@@ -576,29 +537,25 @@ class World:
             return None
         pods = self.pods.seen(attempt)
         told = pods.items() if attempt.state is AttemptState.ENDING else ()
-        stuck = frozenset(key for key, pod in told if self._stuck_from(pod) <= now)
+        stuck = frozenset(key for key, pod in told if self.nodes.stuck_from(pod) <= now)
         return View(
             workload=self.workloads[uid],
             attempt=attempt,
             job=self.jobs.get(uid),
             pods=pods,
-            places=self._places(attempt, now),
+            places=self.nodes.places(attempt, self.jobs.get(uid), now),
             victims=[victim for victim, _ in attempt.victims],
             kept=attempt.holds or self._replant or self.holdings.keeps(uid, self.workloads),
             now=now,
             back_off=self._back_off,
             irreparable=uid in self._irreparable,
             reports=self.saves.of(attempt.key),
-            leave=next((leave for p in attempt.held if (leave := self._avoided.leave(p.node))), None),
+            leave=self.nodes.leave(attempt),
             allocated=bool(attempt.going) and self.devices.allocated(attempt, besides=stuck),
-            unready=self.silent(attempt),
-            not_ready_seconds=self.suspects.patience(len(self._nodes)),
+            unready=self.nodes.silent(attempt),
+            not_ready_seconds=self.nodes.patience(),
             stuck=stuck,
         )
-
-    def silent(self, attempt: Attempt) -> dict[str, float]:
-        """Return the nodes of the attempt that are not Ready, and since when, in Unix seconds."""
-        return self.suspects.unready_of(p.node for p in attempt.held)
 
     def leaving(self, attempt: Attempt) -> list[Eviction]:
         """Return those whom a claim still waits for, as far as it is known of them."""
@@ -624,19 +581,15 @@ class World:
                 result.add(uid)
         return result.union(*(uids for at, uids in self.given_up() if at <= now))
 
-    def _stuck_from(self, pod: Pod) -> float:
-        node = self._nodes.get(pod.node)
-        return stuck_from(pod, unreachable=node is None or not node.ready)
-
     def given_up(self) -> Iterator[tuple[float, AbstractSet[str]]]:
         """Yield times (Unix seconds) at which nobody waits for a node or pod any longer, and the workloads concerned."""
-        patience = self.suspects.patience(len(self._nodes))
+        patience = self.nodes.patience()
         for node, since in self.suspects.unready.items():
             yield since + patience, self.holdings.on(node)
         for uid, attempt in self.attempts.items():
             if attempt.state is AttemptState.ENDING:
                 for pod in self.pods.get((uid, attempt.number), {}).values():
-                    yield self._stuck_from(pod), {uid}
+                    yield self.nodes.stuck_from(pod), {uid}
 
     def waits_in_vain(self, uid: str) -> bool:
         """Tell whether the workload waits although its job is deleted."""
@@ -715,7 +668,7 @@ class World:
         self._keep(workload.after(attempt, end, now, lost))
         if end.ignored is not None:
             self.faults.blame(self.workloads[workload.uid])
-            self.judge_faults(now)
+            self.nodes.judge_faults(now)
         del self.attempts[workload.uid]
         self._small.discard(workload.uid)
         self._count_held(workload.uid)
@@ -751,13 +704,6 @@ class World:
         self._hold_devices(attempt)
         for node in self.pods.recount(attempt):
             self._crowd(node)
-
-    def _judge_node(self, name: str) -> None:
-        """Have a node as it was read last, with why it is avoided, and when maintenance takes it."""
-        node = self._nodes.get(name)
-        why_not, at = self._avoided.why(name), self._windows.get(name)
-        self.devices.on_node(name, node and replace(node, avoided=why_not, taken_at=at))
-        self._changed_nodes({name})
 
     def _hold_devices(self, attempt: Attempt) -> None:
         for node in self.devices.hold(attempt, ended=active(self.attempts, attempt.key) is None):
@@ -801,22 +747,6 @@ class World:
             counted = (queue, workload.namespace, job.gang.user if job else "", held(placements))
             self._counted_in[uid] = counted
             self._held.add(*counted)
-
-    def _places(self, attempt: Attempt, now: float | None = None) -> dict[str, Place]:
-        """Return what an attempt's nodes are worth to it; before it holds them, at a time in Unix seconds, as to others."""
-        job = self.jobs.get(attempt.uid)
-        constraints = {role.name: role.constraints for role in job.gang.roles} if job else {}
-        places: dict[str, Place] = {}
-        for placement in attempt.held:
-            flavor = self.flavors.get(placement.flavor, Flavor(placement.flavor))
-            known = constraints.get(placement.role)
-            place = self.fleet.place(placement.node, flavor, known or Constraints(), placement.requests)
-            if places.get(placement.node, Place.GOOD) is Place.GOOD:
-                places[placement.node] = place
-        if now is not None and job is not None and not attempt.holds and not job.gang.lifetime.movable:
-            taken = (node for node in places if self.fleet.taken_at(node) < now + (job.max_run_seconds or inf))
-            places |= {node: Place.TAKEN for node in taken if places[node] is Place.GOOD}
-        return places
 
     def preemptible(self, attempt: Attempt) -> bool:
         """Tell whether others may take from an attempt: by the spec that it was planned for, not by a later one."""
@@ -864,7 +794,7 @@ class World:
 
     def _broken(self, uid: str, loss: Loss, now: float) -> Broken:
         attempt, gang = self.attempts[uid], self._gang(self.jobs[uid], self.workloads[uid])
-        pods, places = pods_of(attempt.placements), self._places(attempt)
+        pods, places = pods_of(attempt.placements), self.nodes.places(attempt, self.jobs[uid])
         roles = tuple(replace(role, pods=pods[role.name]) for role in gang.roles if role.name in pods)
         good = frozenset(node for node, place in places.items() if place is Place.GOOD)
         closed = frozenset(node for node, place in places.items() if place in {Place.CLOSED, Place.GONE})

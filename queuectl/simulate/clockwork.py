@@ -175,7 +175,7 @@ class Clockwork:
 
     def settle(self) -> None:
         """Let the controller do all that is due now. Raises OverbookedError or RestlessError."""
-        self.world.judge_faults(self.now)
+        self.world.nodes.judge_faults(self.now)
         self.world.touched |= self.world.overdue(self.now)
         for _ in range(MAX_ROUNDS):
             self._round()
@@ -217,7 +217,7 @@ class Clockwork:
         self.world.suspects.keep(offences)
         self._offences += offences
         if self.world.suspects.due(self.now):
-            self.world.judge_suspects(self.now)
+            self.world.nodes.judge_suspects(self.now)
         for move in moves:
             self._move(move)
         for uid, end in leaving.items():

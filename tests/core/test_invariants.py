@@ -70,7 +70,7 @@ class Watched(Clockwork):
             lost = [
                 key
                 for key in losses[uid].pods
-                if self.world._places(self.world.attempts[uid])[at[key].node] != Place.GOOD
+                if self.world.nodes.places(self.world.attempts[uid], self.world.jobs[uid])[at[key].node] != Place.GOOD
             ]
             assert places[uid] < len(lost), "what can be replaced is"
         for uid in self.world.attempts.keys() - before.keys():
@@ -180,7 +180,10 @@ class Watched(Clockwork):
         self._assert_no_window_overlaps(uid, Portion(repair.found), *self._runs(uid, repair.left))
         super()._repair(uid, repair)
         now = self.world.attempts[uid]
-        after, places = numbered(now.placements), self.world._places(self.world.attempts[uid])
+        after, places = (
+            numbered(now.placements),
+            self.world.nodes.places(self.world.attempts[uid], self.world.jobs[uid]),
+        )
         assert now.quota == attempt.quota, "it is charged what it was"
         assert repair.pods < before.keys() == after.keys()
         for key, p in before.items():
@@ -658,7 +661,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for node in self.nodes:
             self.happens("nodeUp", node)
             self.happens("uncordon", node)
-            clock.world.suspects.on_node(node, replace(clock.world._nodes[node], forgiven_at=clock.now))
+            clock.world.suspects.on_node(node, replace(clock.world.nodes.known[node], forgiven_at=clock.now))
         for queue in QUEUES:
             self.happens("setStopPolicy", {"queue": queue, "stopPolicy": "None"})
         for number in range(self.submitted):
