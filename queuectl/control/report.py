@@ -263,7 +263,9 @@ class Reporter:
             workload,
             attempt,
             pods=self._world.pods.get((uid, workload.attempt), {}),
-            wait=self._world.problem(uid) or plan.waits.get(uid) if workload.state is WorkloadState.QUEUED else None,
+            wait=self._world.gangs.problem(uid) or plan.waits.get(uid)
+            if workload.state is WorkloadState.QUEUED
+            else None,
             leaving=self._world.leaving(attempt) if attempt else (),
             answers=self._world.answers(attempt) if attempt else 0,
             position=plan.positions.get(uid),

@@ -142,7 +142,7 @@ def _stuck(world: "World", uids: set[str]) -> dict[str, str]:
         attempt = world.attempts[uid]
         if attempt.state not in UP:
             continue  # it goes already, or has nothing to lose
-        if not world.preemptible(attempt):
+        if not world.gangs.preemptible(attempt):
             found[uid] = "which is not preemptible"
             continue
         needs = world.covered(attempt, attempt.placements)

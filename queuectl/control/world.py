@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from math import inf
 
 from queuectl.control.budgets import Budgets
 from queuectl.control.devices import Devices
 from queuectl.control.faults import Faults
+from queuectl.control.gangs import Gangs
 from queuectl.control.holdings import Holdings
 from queuectl.control.moves import Moves
 from queuectl.control.nodes import Nodes
@@ -23,12 +23,11 @@ from queuectl.control.upkeep import Upkeep
 from queuectl.control.volumes import JobVolumes
 from queuectl.core.backlog import Backlog
 from queuectl.core.checkpoint import answered
-from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
-from queuectl.core.lifecycle import BackOff, Loss, View, all_ready, deadline
+from queuectl.core.lifecycle import BackOff, Loss, View, deadline
 from queuectl.core.limits import Held, limited
-from queuectl.core.snapshot import Broken, Elastic, Policy, Snapshot
+from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
 from queuectl.model.checkpoint import Checkpoint, Report
@@ -55,20 +54,17 @@ from queuectl.model.objects import (
     Job,
     Namespace,
     Node,
-    Place,
     Pod,
     PriorityClass,
     Queue,
 )
 from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion, Repair, held
 from queuectl.model.policy import Cause
-from queuectl.model.reasons import FOR_OTHERS, Reason, Why, why
+from queuectl.model.reasons import FOR_OTHERS, Reason
 from queuectl.model.resources import Resources
 from queuectl.model.suspects import Healing
 from queuectl.model.volumes import Claim, StorageClass, Volume
 from queuectl.model.work import Work
-
-MAX_LATE_STARTS = 3  # in a row, after which a job takes from nobody until it has run
 
 # Ends that follow from decisions alone, not from anything outside.
 _OF_OURS = FOR_OTHERS | {Reason.PROMISE_LOST, Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
@@ -103,7 +99,6 @@ class World:
         self.queues: dict[str, Queue] = {}
         self.flavors: dict[str, Flavor] = {}
         self.namespaces: dict[str, Mapping[str, str]] = {}  # their labels
-        self.priorities: dict[str, PriorityClass] = {}
         self.budgets = Budgets()
         self.jobs: dict[str, Job] = {}
         self.workloads: dict[str, Workload] = {}
@@ -128,6 +123,7 @@ class World:
             faults=self.faults,
             changed=self._changed_nodes,
         )
+        self.gangs = Gangs(self.jobs, self.workloads, self.attempts, self.pods, self.nodes)
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._held = Held()  # of queues with limits
@@ -140,8 +136,6 @@ class World:
         self._placed: dict[str, Gang] = {}  # those of it that wait no more, by uid
         self._edition = 0  # of what queues, flavors and nodes are
         self._stirs: dict[str, int] = {}  # jobs that came, went or changed, by the root of their queue's tree
-        self._winners: dict[str, tuple[int, int]] = {}  # who has preempted, and in which state of things
-        self._small: set[str] = set()  # workloads of attempts with fewer pods than they ask for
         self.moves = Moves()
         self.volumes = JobVolumes()
         self.losses: dict[str, Loss] = {}  # what workloads wait to have replaced
@@ -228,12 +222,7 @@ class World:
 
     def on_priority_class(self, old: PriorityClass | None, new: PriorityClass | None) -> None:
         """Take in a changed PriorityClass."""
-        if new is not None:
-            self.priorities[new.name] = new
-        elif old is not None:
-            self.priorities.pop(old.name, None)
-        name = (new or old).name  # type: ignore[union-attr]
-        concerned = {uid for uid, job in self.jobs.items() if job.priority_class == name}
+        concerned = self.gangs.on_priority_class(old, new)
         self.changes.submissions |= concerned
         self._stale |= concerned
         self.holdings.look_again(concerned)
@@ -314,7 +303,7 @@ class World:
             for part in attempt.parts:
                 self.history.begin(workload.queue, part.quota, attempt.admitted_at)
         else:
-            self._winners[attempt.uid] = self._state(workload.queue)
+            self.gangs.won(attempt.uid, self._state(workload.queue))
         if attempt.uid in self.jobs:
             self._placed[attempt.uid] = self.jobs[attempt.uid].gang
             self.mix.add(self._placed[attempt.uid])
@@ -452,7 +441,7 @@ class World:
                 known = replace(known, attempt=int(job.status.get("attempt") or 0))
             elif known.state is not WorkloadState.QUEUED:
                 continue
-            workload = replace(known, queue=gang.queue, priority=self._priority(job))
+            workload = replace(known, queue=gang.queue, priority=self.gangs.priority(job))
             if self.workloads.get(uid) != workload:
                 self._keep(workload)
                 self._stale.add(uid)
@@ -469,9 +458,9 @@ class World:
                 self._count_held(uid)
             self.touched |= self.holdings.claims  # quotas may no longer hold what they were promised
         at = self.waiting.wake_at()
-        self._forgive(all_of_them=at is not None and at <= now)  # the end of a back-off comes from outside, too
-        stale, self._stale = self._stale, set()
-        waiting = [self._gang(self.jobs[uid], self.workloads[uid]) for uid in stale if self._waits(uid)]
+        over = at is not None and at <= now  # the end of a back-off comes from outside, too
+        stale, self._stale = self._stale | self.gangs.forgive(self._state, all_of_them=over), set()
+        waiting = [self.gangs.of(uid) for uid in stale if self.gangs.waits(uid)]
         self.waiting.update(waiting, gone=stale)
         return Snapshot(
             queues=self.queues,
@@ -480,7 +469,7 @@ class World:
             fleet=self.fleet.snapshot(),
             tree=self.holdings.now,
             later=self.holdings.later,
-            running=self.holdings.running(self.workloads, self.preemptible, self.covered, self._elastic),
+            running=self.holdings.running(self.workloads, self.gangs.preemptible, self.covered, self.gangs.elastic),
             departing=self.holdings.departing(self.workloads),
             version=self._version(),
             versions=dict(self.holdings.versions),
@@ -490,45 +479,12 @@ class World:
             policy=self.policy,
             namespaces=self.namespaces,
             held=self._held,
-            elastic=self._lacking(),
-            orders=self.moves.orders(self.attempts, self._to_move),
+            elastic=self.gangs.lacking(),
+            orders=self.moves.orders(self.attempts, self.gangs.to_move),
             moving=self.moves.kept(now, lambda uid: uid in self.attempts or self.waiting.get(uid) is not None),
-            broken=[self._broken(uid, loss, now) for uid, loss in self.losses.items() if uid in self.jobs],
+            broken=[self.gangs.broken(uid, loss, now) for uid, loss in self.losses.items() if uid in self.jobs],
             mix=self.mix,
         )
-
-    def gangs(self) -> dict[str, Gang]:
-        """Return the gangs that could move, by uid: with an attempt that was planned for the spec that they have now.
-
-        A new attempt starts with all pods again, so those are left out of whose pods some are done; it costs what is
-        not saved, so those are too that can't be asked to.
-        """
-        return {
-            uid: gang
-            for uid, attempt in self.attempts.items()
-            if (gang := self._to_move(uid, attempt.number)) is not None
-        }
-
-    def _waits(self, uid: str) -> bool:
-        workload = self.workloads.get(uid)
-        return workload is not None and workload.state is WorkloadState.QUEUED and self.problem(uid) is None
-
-    def problem(self, uid: str) -> Why | None:
-        """Return what keeps a waiting job out of the cycle altogether, if anything."""
-        job = self.jobs.get(uid)
-        if job is None or job.deleting:
-            return why(Reason.DELETED)
-        if job.priority_class and job.priority_class not in self.priorities:
-            return why(
-                Reason.MISCONFIGURED,
-                field="spec.priorityClassName",
-                problem=f"PriorityClass {job.priority_class} does not exist; create it or name another",
-            )
-        workload = self.workloads.get(uid)
-        end = workload.last_end if workload else None
-        if end is not None and end.barred == job.generation:
-            return end.why
-        return job.problem
 
     def view(self, uid: str, now: float) -> View | None:
         """Return what the next move of the workload's active attempt depends on; None without an attempt."""
@@ -614,13 +570,6 @@ class World:
 
     # Inside
 
-    def _to_move(self, uid: str, number: int) -> Gang | None:
-        """Return the gang of an attempt if its job's spec is as then, none of its pods are done, and it can save."""
-        job, attempt = self.jobs.get(uid), active(self.attempts, (uid, number))
-        if job is None or attempt is None or attempt.done or job.saving is None:
-            return None
-        return job.gang if attempt.generation == job.generation else None
-
     def _judge_again(self, uids: AbstractSet[str]) -> None:
         """Look again what their claims mean for jobs."""
         for job in map(self._limited, self.volumes.again(uids)):
@@ -670,7 +619,7 @@ class World:
             self.faults.blame(self.workloads[workload.uid])
             self.nodes.judge_faults(now)
         del self.attempts[workload.uid]
-        self._small.discard(workload.uid)
+        self.gangs.ended(workload.uid)
         self._count_held(workload.uid)
         self.pods.forget_done(attempt.key)
         self.saves.drop(attempt.key)
@@ -748,66 +697,13 @@ class World:
             self._counted_in[uid] = counted
             self._held.add(*counted)
 
-    def preemptible(self, attempt: Attempt) -> bool:
-        """Tell whether others may take from an attempt: by the spec that it was planned for, not by a later one."""
-        job = self.jobs.get(attempt.uid)
-        return job is None or job.generation != attempt.generation or self._class_of(job).preemptible
-
-    def _class_of(self, job: Job) -> PriorityClass:
-        """Return what holds for the job, by its class and its own word."""
-        named = self.priorities.get(job.priority_class) if job.priority_class else None
-        given = named or PriorityClass(job.priority_class, 0 if job.priority_class else job.gang.priority)
-        return given if job.gang.preemptible or not given.preemptible else replace(given, preemptible=False)
-
     def _ready_or_not(self, uid: str) -> None:
         """Take in that a gang may have pods to spare now, or has none any more."""
-        attempt, job = self.attempts.get(uid), self.jobs.get(uid)
-        if attempt is None or job is None or all(role.least is None for role in job.gang.roles):
-            return
-        self.holdings.look_again((uid,))
-        small = attempt.whole.pods < sum(role.pods for role in job.gang.roles)
-        (self._small.add if small else self._small.discard)(uid)
-        if self._whole(attempt):
-            self.changes.candidates = True
-
-    def _whole(self, attempt: Attempt) -> Job | None:
-        """Return the job of an attempt if it is an elastic one that runs, and all of its pods are ready."""
-        job = self.jobs.get(attempt.uid) if attempt.state is AttemptState.RUNNING else None
-        if job is None or all(role.least is None for role in job.gang.roles):
-            return None
-        return job if all_ready(attempt, self.pods.seen(attempt)) else None
-
-    def _lacking(self) -> list[Elastic]:
-        """Return who could grow: who lacks pods of those that it asks for, and has not tried in vain.
-
-        Not where some are done already, or others would do instead: then nobody can say how many it should have.
-        """
-        found = []
-        for uid in self._small:
-            attempt, job = self.attempts[uid], self._whole(self.attempts[uid])
-            if job is None or job.deleting or job.generation != attempt.generation or attempt.done or attempt.claimed:
-                continue
-            failed = attempt.shrunk is not None and attempt.shrunk.reason is Reason.GROWTH_FAILED
-            if not failed and not job.gang.alternatives:
-                found.append(Elastic(self._gang(job, self.workloads[uid]), attempt.whole, _over_at(attempt, job)))
-        return found
-
-    def _broken(self, uid: str, loss: Loss, now: float) -> Broken:
-        attempt, gang = self.attempts[uid], self._gang(self.jobs[uid], self.workloads[uid])
-        pods, places = pods_of(attempt.placements), self.nodes.places(attempt, self.jobs[uid])
-        roles = tuple(replace(role, pods=pods[role.name]) for role in gang.roles if role.name in pods)
-        good = frozenset(node for node, place in places.items() if place is Place.GOOD)
-        closed = frozenset(node for node, place in places.items() if place in {Place.CLOSED, Place.GONE})
-        until, starts_by = _over_at(attempt, self.jobs[uid]), now + gang.lifetime.start
-        return Broken(replace(gang, roles=roles), attempt.whole, loss.pods, good, closed, loss.why, until, starts_by)
-
-    def _elastic(self, attempt: Attempt) -> Portion | None:
-        """Return the pods of an attempt that it can give up and run on; only when all of its pods are ready."""
-        job = self._whole(attempt)
-        if job is None:
-            return None
-        part = last(attempt.whole, spare(job.gang.roles, attempt))
-        return part if part.placements else None
+        attempt = self.attempts.get(uid)
+        if attempt is not None and self.gangs.measure(attempt):
+            self.holdings.look_again((uid,))
+            if self.gangs.whole(attempt):
+                self.changes.candidates = True
 
     def covered(self, attempt: Attempt, placements: Iterable[Placement]) -> tuple[tuple[str, int], ...]:
         """Return the disruption budgets that cover these pods of an attempt, and how many."""
@@ -818,19 +714,6 @@ class World:
         for attempt in self.attempts.values():
             if attempt.going and self.pods.get(attempt.key):
                 yield self.jobs.get(attempt.uid), attempt
-
-    def _gang(self, job: Job, workload: Workload) -> Gang:
-        given = self._class_of(job)
-        return job.gang.but(
-            priority=workload.priority,
-            preemptible=given.preemptible,
-            preempts=given.preempts and workload.uid not in self._winners and workload.late_starts < MAX_LATE_STARTS,
-            waits_since=workload.requeued_at,
-            seq=workload.seq,
-            submitted_at=workload.submitted_at,
-            not_before=workload.not_before,
-            last_end=str(workload.last_end.why) if workload.last_end else "",
-        )
 
     def _version(self) -> int:
         """Return what grows with all that makes a plan another one, but who waits and what queues hold."""
@@ -843,23 +726,3 @@ class World:
     def _stir(self, queue: str) -> None:
         root = self.holdings.root(queue)
         self._stirs[root] = self._stirs.get(root, 0) + 1
-
-    def _forgive(self, *, all_of_them: bool) -> None:
-        """Let those preempt again for whom something has changed from outside since they did.
-
-        Else rules that don't agree could have gangs evict each other in a circle for ever: one takes back what its
-        queue owns, a higher priority of its own queue takes that, and a third takes it by its fair share.
-        """
-        for uid, state in list(self._winners.items()):
-            workload = self.workloads.get(uid)
-            if all_of_them or workload is None or self._state(workload.queue) != state:
-                del self._winners[uid]
-                self._stale.add(uid)
-
-    def _priority(self, job: Job) -> int:
-        return self._class_of(job).value
-
-
-def _over_at(attempt: Attempt, job: Job) -> float:
-    """Return when a running attempt is over by its own limits, in Unix seconds."""
-    return inf if job.max_run_seconds is None else (attempt.running_at or attempt.admitted_at) + job.max_run_seconds

@@ -427,7 +427,7 @@ class Clockwork:
     def _defrag(self, name: str) -> bool:
         """Ask for the moves that make room for a waiting job; False when there are none."""
         self._save()
-        snapshot, gangs = self.world.snapshot(self.now), self.world.gangs()
+        snapshot, gangs = self.world.snapshot(self.now), self.world.gangs.movable()
         found = proposals(snapshot, gangs, self.now, PAYS_WITHIN, only={name})
         for proposal in found:
             moves = tuple(sorted((move.gang.uid, move.gang.attempt) for move in proposal.moves))
@@ -438,7 +438,7 @@ class Clockwork:
     def _state(self, workload: Workload) -> State:
         uid = workload.uid
         attempt = self.world.attempts.get(uid)
-        wait = self.world.problem(uid) or self.world.plan.waits.get(uid)
+        wait = self.world.gangs.problem(uid) or self.world.plan.waits.get(uid)
         pods = self.world.pods.get((uid, attempt.number), {}) if attempt else {}
         cause = status.reason(
             workload,

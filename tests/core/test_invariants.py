@@ -159,9 +159,7 @@ class Watched(Clockwork):
             return
         for other in world.workloads.values():
             waits = other.state is WorkloadState.QUEUED and other.queue == mine.queue and other.uid in world.plan.waits
-            if waits and pending_key(world._gang(world.jobs[other.uid], other)) < pending_key(
-                world._gang(world.jobs[uid], mine)
-            ):
+            if waits and pending_key(world.gangs.of(other.uid)) < pending_key(world.gangs.of(uid)):
                 assert world.plan.waits[other.uid].reason in PASSED, (other, mine)
 
     def places_left(self, uid: str) -> int:
