@@ -137,7 +137,7 @@ class Upkeep:
 def _stuck(world: "World", uids: set[str]) -> dict[str, str]:
     """Return which of these workloads can't be told to leave, and why: by the rules for those who take from others."""
     found = {}
-    left = world.budgets.allowed(world.departures()) if uids else {}
+    left = world.budgets.allowed() if uids else {}
     for uid in sorted(uids):
         attempt = world.attempts[uid]
         if attempt.state not in UP:
@@ -145,7 +145,7 @@ def _stuck(world: "World", uids: set[str]) -> dict[str, str]:
         if not world.gangs.preemptible(attempt):
             found[uid] = "which is not preemptible"
             continue
-        needs = world.covered(attempt, attempt.placements)
+        needs = world.budgets.covering(attempt, attempt.placements)
         forbidden = [budget for budget, pods in needs if left.get(budget, 0) < pods]
         if forbidden:
             found[uid] = f"as PodDisruptionBudget {forbidden[0]} does not allow it now"

@@ -58,7 +58,7 @@ from queuectl.model.objects import (
     PriorityClass,
     Queue,
 )
-from queuectl.model.plan import Eviction, Placement, Plan, PodKey, Portion, Repair, held
+from queuectl.model.plan import Eviction, Plan, PodKey, Portion, Repair, held
 from queuectl.model.policy import Cause
 from queuectl.model.reasons import FOR_OTHERS, Reason
 from queuectl.model.resources import Resources
@@ -99,12 +99,12 @@ class World:
         self.queues: dict[str, Queue] = {}
         self.flavors: dict[str, Flavor] = {}
         self.namespaces: dict[str, Mapping[str, str]] = {}  # their labels
-        self.budgets = Budgets()
         self.jobs: dict[str, Job] = {}
         self.workloads: dict[str, Workload] = {}
         self.standing = {state: Counter[str]() for state in WorkloadState}  # how many workloads of each queue
         self.attempts: dict[str, Attempt] = {}  # active ones, by workload uid
         self.pods = Pods(self.fleet, self.attempts)
+        self.budgets = Budgets(self.jobs, self.attempts, self.pods)
         self.saves = Saves(self.attempts, self.jobs, self.workloads)
         self.plan = Plan()  # the latest, for waits and positions
         self.changes = Changes()
@@ -469,12 +469,14 @@ class World:
             fleet=self.fleet.snapshot(),
             tree=self.holdings.now,
             later=self.holdings.later,
-            running=self.holdings.running(self.workloads, self.gangs.preemptible, self.covered, self.gangs.elastic),
+            running=self.holdings.running(
+                self.workloads, self.gangs.preemptible, self.budgets.covering, self.gangs.elastic
+            ),
             departing=self.holdings.departing(self.workloads),
             version=self._version(),
             versions=dict(self.holdings.versions),
             broken_queues=broken,
-            budgets=self.budgets.allowed(self.departures()),
+            budgets=self.budgets.allowed(),
             past=self.history.past(now),
             policy=self.policy,
             namespaces=self.namespaces,
@@ -556,17 +558,6 @@ class World:
         """Tell whether the workload holds nothing and never will."""
         workload = self.workloads.get(uid)
         return workload is None or workload.state is WorkloadState.FINISHED
-
-    def whose(self, node: str, pod: str) -> str | None:
-        """Return whose a pod on a node is, by its namespace and name; without these, who is alone there."""
-        there = self.holdings.on(node)
-        if not pod:
-            return next(iter(there)) if len(there) == 1 else None
-        for uid in there:
-            pods = self.pods.get((uid, self.attempts[uid].number), {}).values() if uid in self.attempts else ()
-            if any(f"{one.namespace}/{one.name}" == pod for one in pods):
-                return uid
-        return None
 
     # Inside
 
@@ -704,16 +695,6 @@ class World:
             self.holdings.look_again((uid,))
             if self.gangs.whole(attempt):
                 self.changes.candidates = True
-
-    def covered(self, attempt: Attempt, placements: Iterable[Placement]) -> tuple[tuple[str, int], ...]:
-        """Return the disruption budgets that cover these pods of an attempt, and how many."""
-        return self.budgets.covering(self.jobs.get(attempt.uid), attempt, placements)
-
-    def departures(self) -> Iterator[tuple[Job | None, Attempt]]:
-        """Yield attempts that were told to go, or to give up some of their pods, and have these yet."""
-        for attempt in self.attempts.values():
-            if attempt.going and self.pods.get(attempt.key):
-                yield self.jobs.get(attempt.uid), attempt
 
     def _version(self) -> int:
         """Return what grows with all that makes a plan another one, but who waits and what queues hold."""
