@@ -11,15 +11,17 @@ from queuectl.core.lifecycle import Loss, all_ready
 from queuectl.core.snapshot import Broken, Elastic
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload, WorkloadState, active
 from queuectl.model.objects import Gang, Job, Place, PriorityClass
-from queuectl.model.plan import Portion
+from queuectl.model.plan import Eviction, Portion
+from queuectl.model.policy import Cause
 from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.work import Work
 
 MAX_LATE_STARTS = 3  # in a row, after which a job takes from nobody until it has run
 State = tuple[int, int]  # of things, as far as it comes from outside
 
 
 class Gangs:
-    """Who waits, who may be taken, and who could grow, be repaired or move."""
+    """Who waits, and for whom; who may be taken; who could grow, be repaired or move."""
 
     def __init__(
         self,
@@ -167,6 +169,20 @@ class Gangs:
         closed = frozenset(node for node, place in places.items() if place in {Place.CLOSED, Place.GONE})
         until, starts_by = _over_at(attempt, job), now + gang.lifetime.start
         return Broken(replace(gang, roles=roles), attempt.whole, loss.pods, good, closed, loss.why, until, starts_by)
+
+    def leaving(self, attempt: Attempt) -> list[Eviction]:
+        """Return those whom a claim still waits for, as far as it is known of them."""
+        result = []
+        for uid, number in attempt.victims:
+            victim, workload = active(self._attempts, (uid, number)), self._workloads.get(uid)
+            if victim is None or workload is None:
+                continue
+            facts = victim.end.why.facts if victim.end else {}
+            lost = Work(int(str(facts.get("gpu_seconds", 0))), int(str(facts.get("pod_seconds", 0))))
+            name = f"{workload.namespace}/{workload.name}"
+            part = victim.leaving
+            result.append(Eviction(uid, Cause.QUEUE, name, workload.queue, workload.priority, lost, part=part))
+        return result
 
     def movable(self) -> dict[str, Gang]:
         """Return the gangs that could move, by uid: with an attempt that was planned for the spec that they have now.

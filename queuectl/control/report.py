@@ -266,7 +266,7 @@ class Reporter:
             wait=self._world.gangs.problem(uid) or plan.waits.get(uid)
             if workload.state is WorkloadState.QUEUED
             else None,
-            leaving=self._world.leaving(attempt) if attempt else (),
+            leaving=self._world.gangs.leaving(attempt) if attempt else (),
             answers=self._world.answers(attempt) if attempt else 0,
             position=plan.positions.get(uid),
             now=self._now(),

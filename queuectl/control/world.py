@@ -58,13 +58,11 @@ from queuectl.model.objects import (
     PriorityClass,
     Queue,
 )
-from queuectl.model.plan import Eviction, Plan, PodKey, Portion, Repair, held
-from queuectl.model.policy import Cause
+from queuectl.model.plan import Plan, PodKey, Portion, Repair, held
 from queuectl.model.reasons import FOR_OTHERS, Reason
 from queuectl.model.resources import Resources
 from queuectl.model.suspects import Healing
 from queuectl.model.volumes import Claim, StorageClass, Volume
-from queuectl.model.work import Work
 
 # Ends that follow from decisions alone, not from anything outside.
 _OF_OURS = FOR_OTHERS | {Reason.PROMISE_LOST, Reason.QUOTA_TAKEN_BACK, Reason.QUEUE_DRAINED}
@@ -515,20 +513,6 @@ class World:
             stuck=stuck,
         )
 
-    def leaving(self, attempt: Attempt) -> list[Eviction]:
-        """Return those whom a claim still waits for, as far as it is known of them."""
-        result = []
-        for uid, number in attempt.victims:
-            victim, workload = active(self.attempts, (uid, number)), self.workloads.get(uid)
-            if victim is None or workload is None:
-                continue
-            facts = victim.end.why.facts if victim.end else {}
-            lost = Work(int(str(facts.get("gpu_seconds", 0))), int(str(facts.get("pod_seconds", 0))))
-            name = f"{workload.namespace}/{workload.name}"
-            part = victim.leaving
-            result.append(Eviction(uid, Cause.QUEUE, name, workload.queue, workload.priority, lost, part=part))
-        return result
-
     def overdue(self, now: float) -> set[str]:
         """Return the workloads whose deadline has passed."""
         result = set()
@@ -546,7 +530,7 @@ class World:
             yield since + patience, self.holdings.on(node)
         for uid, attempt in self.attempts.items():
             if attempt.state is AttemptState.ENDING:
-                for pod in self.pods.get((uid, attempt.number), {}).values():
+                for pod in self.pods.get(attempt.key, {}).values():
                     yield self.nodes.stuck_from(pod), {uid}
 
     def waits_in_vain(self, uid: str) -> bool:

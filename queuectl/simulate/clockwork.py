@@ -444,7 +444,7 @@ class Clockwork:
             workload,
             attempt,
             wait,
-            self.world.leaving(attempt) if attempt else (),
+            self.world.gangs.leaving(attempt) if attempt else (),
             self.world.answers(attempt) if attempt else 0,
             pods=pods,
         )
