@@ -93,7 +93,7 @@ async def _proposals(
     finally:
         await engine.dispose()
     now = time.time()
-    return proposals(world.snapshot(now), world.gangs(), now, within, only)
+    return proposals(world.snapshot(now), world.gangs.movable(), now, within, only)
 
 
 def _rows(proposal: "Proposal") -> Iterable[Sequence[object]]:

@@ -12,13 +12,13 @@ import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from queuectl.control.report import Reporter
-from queuectl.control.world import AttemptKey, World
+from queuectl.control.world import World
 from queuectl.core.checkpoint import answered, asked, remind
 from queuectl.core.nominate import clock
 from queuectl.kube.asking import Asking, UnansweredError
 from queuectl.kube.writes import DeposedError, Writer
 from queuectl.model.checkpoint import Ask
-from queuectl.model.lifecycle import Attempt, AttemptState
+from queuectl.model.lifecycle import Attempt, AttemptKey, AttemptState
 from queuectl.model.plan import PodKey
 from queuectl.model.reasons import Reason, why
 
@@ -61,7 +61,7 @@ class Asker:
             self._drop(key)
             self._asks[key] = ask
         talks = self._talks.setdefault(key, {})
-        pods, reports = self._world.pods.get(key, {}), self._world.reports(attempt)
+        pods, reports = self._world.pods.get(key, {}), self._world.saves.of(attempt.key)
         done = {*answered(attempt, job, pods, reports, ask), *talks}
         for pod in asked(attempt, job):
             if pod not in done and pod in pods:

@@ -1,7 +1,8 @@
 """PodDisruptionBudgets: how many pods of whom may be evicted now."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from queuectl.control.pods import Pods
 from queuectl.core.elastic import pods_of
 from queuectl.core.nodes import selects
 from queuectl.kube.pods import labels
@@ -13,8 +14,11 @@ from queuectl.model.plan import Placement
 class Budgets:
     """All budgets, by namespace."""
 
-    def __init__(self) -> None:
-        """Start without any."""
+    def __init__(self, jobs: Mapping[str, Job], attempts: Mapping[str, Attempt], pods: Pods) -> None:
+        """Start without any. By workload uid; ``attempts``: the active ones."""
+        self._jobs = jobs
+        self._attempts = attempts
+        self._pods = pods
         self._of: dict[str, dict[str, Budget]] = {}
 
     def change(self, old: Budget | None, new: Budget | None) -> bool:
@@ -26,10 +30,9 @@ class Budgets:
         less = old is None or (new is not None and new.selector == old.selector and new.allowed <= old.allowed)
         return not less
 
-    def covering(
-        self, job: Job | None, attempt: Attempt, placements: Iterable[Placement]
-    ) -> tuple[tuple[str, int], ...]:
+    def covering(self, attempt: Attempt, placements: Iterable[Placement]) -> tuple[tuple[str, int], ...]:
         """Return the budgets that cover these pods of an attempt, and how many."""
+        job = self._jobs.get(attempt.uid)
         budgets = self._of.get(job.gang.namespace) if job else None
         if job is None or not budgets:
             return ()
@@ -41,13 +44,14 @@ class Budgets:
                 counts[key] = sum(covered)
         return tuple((key, count) for key, count in counts.items() if count)
 
-    def allowed(self, leaving: Iterable[tuple[Job | None, Attempt]]) -> dict[str, int]:
+    def allowed(self) -> dict[str, int]:
         """Return how many pods each lets go; those that were told to go and are still there count as well.
 
         The API server counts them too, soon; until then it is safer to count some twice than none.
         """
         left = {key: budget.allowed for budgets in self._of.values() for key, budget in budgets.items()}
-        for job, attempt in leaving if left else ():
-            for key, count in self.covering(job, attempt, attempt.going):
-                left[key] -= count
+        for attempt in self._attempts.values() if left else ():
+            if attempt.going and self._pods.get(attempt.key):
+                for key, count in self.covering(attempt, attempt.going):
+                    left[key] -= count
         return left

@@ -9,7 +9,7 @@ import structlog
 from queuectl.core.elastic import keys
 from queuectl.core.fleet import Fleet
 from queuectl.model.devices import DeviceClaim, Inventory, Slice, inventory
-from queuectl.model.lifecycle import Attempt, AttemptState
+from queuectl.model.lifecycle import Attempt, AttemptKey, AttemptState, active
 from queuectl.model.objects import Flavor, Node
 from queuectl.model.plan import PodKey
 from queuectl.model.resources import is_device, total
@@ -18,7 +18,6 @@ MAX_NAMES = 1024  # of devices, over all nodes; like nodes have the same. Each i
 
 log = structlog.get_logger()
 
-AttemptKey = tuple[str, int]  # workload uid, number
 Pool = tuple[str, str]  # driver, name
 Key = TypeVar("Key")
 _Used = list[tuple[str, tuple[tuple[str, int], ...]]]  # node, requests
@@ -90,8 +89,7 @@ class Devices:
 
     def hold(self, attempt: Attempt, *, ended: bool = False) -> set[str]:
         """Take in what devices an attempt holds now; return the nodes whose room changed with it."""
-        key = (attempt.uid, attempt.number)
-        placements = () if ended else attempt.held
+        key, placements = attempt.key, () if ended else attempt.held
         held = frozenset((p.node, name) for p in placements for name, _ in p.requests if is_device(name))
         if held == self._held.get(key, frozenset()):
             return set()
@@ -106,16 +104,16 @@ class Devices:
 
     def allocated(self, attempt: Attempt, besides: Collection[PodKey] = ()) -> bool:
         """Tell whether claims of pods that an attempt gives up still have devices, ``besides`` those pods."""
-        mine = [self._claims[uid] for uid in self._of.get((attempt.uid, attempt.number), ())]
+        mine = [self._claims[uid] for uid in self._of.get(attempt.key, ())]
         return any(claim.devices for claim in _given_up(attempt, mine) if (claim.role, claim.index) not in besides)
 
     def orphans(self, attempts: Mapping[str, Attempt]) -> list[DeviceClaim]:
         """Return claims of ours that nobody needs any more. ``attempts``: the active ones, by workload."""
         found: list[DeviceClaim] = []
-        for (uid, number), claims in self._of.items():
-            attempt = attempts.get(uid)
+        for key, claims in self._of.items():
+            attempt = active(attempts, key)
             mine = [claim for one in claims if not (claim := self._claims[one]).deleting]
-            found += _given_up(attempt, mine) if attempt is not None and attempt.number == number else mine
+            found += _given_up(attempt, mine) if attempt is not None else mine
         return found
 
     def _joined(self, node: Node) -> Node:

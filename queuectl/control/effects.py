@@ -149,7 +149,7 @@ class Executor:
     async def _create_pods(self, job: Job, view: View, wanted: Collection[PodKey], *, since: float) -> None:
         """Create those of the wanted pods that are not there, gated. Raises _RefusedError."""
         attempt = view.attempt
-        if pods.priority_class_name(view.workload.priority) not in self._world.priorities:
+        if pods.priority_class_name(view.workload.priority) not in self._world.gangs.priorities:
             await self._writer.ensure_priority_class(view.workload.priority)
         flavors, workload = self._world.flavors, view.workload
         manifests = pods.manifests(job, attempt, workload.priority, flavors, workload.saved)

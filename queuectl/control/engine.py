@@ -118,7 +118,7 @@ class Engine:
             self._update_history(now)
             self._world.touched |= self._world.workloads.keys()
         self._swept = now
-        for node, problem in sorted(self._world.judge_faults(now).items()):
+        for node, problem in sorted(self._world.nodes.judge_faults(now).items()):
             log.warning("node at fault" if problem else "node at fault no more", node=node, problem=problem or None)
         self._world.touched |= self._world.overdue(now)
         for uid in self._world.attempts.keys() - self._reported.keys():  # a step just done is not done again
@@ -129,12 +129,11 @@ class Engine:
     async def _save(self, now: float) -> None:
         """Take in the checkpoints that pods have reported, and what GPUs have."""
         await self._ledger.keep_readings(self._epoch, self._world.faults.take_unsaved())
-        saves = self._world.take_saves(now)
+        saves = self._world.saves.take(now)
         await self._ledger.save(self._epoch, saves)
         for uid, checkpoint in saves.items():
             self._world.saved(uid, checkpoint)
-        unreadable, self._world.unreadable = self._world.unreadable, {}
-        for uid, cause in unreadable.items():
+        for uid, cause in self._world.saves.take_unreadable().items():
             self._reporter.event(uid, cause, warning=True)
 
     async def _move_on(self, now: float) -> None:
@@ -157,7 +156,7 @@ class Engine:
             metrics.OFFENCES.labels(one.why.code).inc()
         if not suspects.due(now):
             return
-        for news in self._world.judge_suspects(now):
+        for news in self._world.nodes.judge_suspects(now):
             trusted = news.why.reason is Reason.NODE_TRUSTED
             log.info("node trusted" if trusted else "node suspect", node=news.node, why=str(news.why))
             self._reporter.node_event(news.node, news.why, warning=not trusted)
@@ -186,7 +185,7 @@ class Engine:
             metrics.LOST.labels(move.interruption.cause).inc(move.interruption.lost.gpu_seconds)
         job, came = self._world.jobs.get(move.uid), None
         if move.to in {AttemptState.RUNNING, AttemptState.ENDED} and job is not None:
-            came = last_words(attempt, job, self._world.reports(attempt), now)
+            came = last_words(attempt, job, self._world.saves.of(attempt.key), now)
         self._world.moved(move, now)
         self._reporter.moved(move, told)
         if came is not None:
@@ -255,7 +254,7 @@ class Engine:
     def _refuse(self, refusals: Mapping[MoveRequest, Why]) -> None:
         """Answer those who have asked for moves that are not made."""
         for request, cause in refusals.items():
-            bearers = self._world.refused(request)
+            bearers = self._world.moves.refuse(request)
             for uid in [request.uid] if request.uid in self._world.jobs else bearers:
                 self._reporter.event(uid, cause, warning=True)
             for uid in bearers:

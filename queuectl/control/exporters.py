@@ -88,6 +88,17 @@ class Exporters:
 
     def _tell(self, node: str, xid: Xid) -> None:
         """Tell the job whose GPU it is of an error that the node is not blamed for; if nobody knows whose, the only one."""
-        uid = self._world.whose(node, xid.pod)
+        uid = self._whose(node, xid.pod)
         if uid is not None:
             self._reporter.event(uid, why(Reason.GPU_ERROR, node=node, error=told(xid.gpu, xid.code)), warning=True)
+
+    def _whose(self, node: str, pod: str) -> str | None:
+        """Return whose a pod on a node is, by its namespace and name; without these, who is alone there."""
+        there = self._world.holdings.on(node)
+        if not pod:
+            return next(iter(there)) if len(there) == 1 else None
+        for uid in there & self._world.attempts.keys():
+            pods = self._world.pods.get(self._world.attempts[uid].key, {}).values()
+            if any(f"{one.namespace}/{one.name}" == pod for one in pods):
+                return uid
+        return None

@@ -120,8 +120,8 @@ async def load(world: World, ledger: Ledger) -> None:
     world.faults.recall(loaded.readings, loaded.workloads)
     world.load(loaded.workloads, loaded.attempts, loaded.max_seq)
     world.suspects.load(loaded.offences)
-    world.judge_suspects(now)  # what comes of it was told when it was new
-    world.judge_faults(now)
+    world.nodes.judge_suspects(now)  # what comes of it was told when it was new
+    world.nodes.judge_faults(now)
 
 
 async def look(client: KubeClient, ledger: Ledger, policy: Policy, rules: FaultRules) -> World:

@@ -1,6 +1,7 @@
 """What active attempts hold, on nodes and of quotas: now, and as it will be once all victims are gone."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from queuectl.core.claims import Idle
@@ -27,6 +28,7 @@ class Holdings:
         self._fleet = fleet
         self.claims: set[str] = set()  # workloads whose room is only promised to them
         self._held: dict[str, tuple[str, Attempt]] = {}  # workload uid → queue, attempt
+        self._on: dict[str, set[str]] = {}  # node → workloads with room there, or to which it is promised
         self._sizes: dict[str, tuple[int, int]] = {}  # workload uid → GPUs, pods
         self._idle: dict[str, Idle] = {}  # what of their room is free for the claims already
         self._departing: dict[str, None] = {}  # workloads that leave for others, or a part of which does
@@ -54,6 +56,7 @@ class Holdings:
         self._of_queue.setdefault(workload.queue, {})[attempt.uid] = None
         self._other.add(workload.queue)
         self._sizes[attempt.uid] = _size(attempt)
+        self._seat((), attempt.held, attempt.uid)
         self._note_departure(attempt)
         self._change(workload.queue, attempt.whole, +1, now=attempt.holds, later=not attempt.claimed)
         if attempt.leaving:
@@ -72,6 +75,7 @@ class Holdings:
         queue, before = self._held[attempt.uid]
         self._held[attempt.uid] = (queue, attempt)
         self._changed(attempt.uid)
+        self._seat(before.held, attempt.held, attempt.uid)
         self._note_departure(attempt)
         if attempt.holds and not before.holds:
             self._drop_idle(attempt.uid)
@@ -101,11 +105,16 @@ class Holdings:
         self._changed(uid)
         queue, attempt = self._held.pop(uid)
         del self._of_queue[queue][uid], self._sizes[uid]
+        self._seat(attempt.held, (), uid)
         self._departing.pop(uid, None)
         self._change(queue, attempt.whole, -1, now=attempt.holds, later=not attempt.claimed)
         if attempt.leaving:
             self._change(queue, attempt.leaving, -1, now=True, later=False)
         self._set_idle_of_claimers(attempt)
+
+    def on(self, node: str) -> AbstractSet[str]:
+        """Return the workloads whose pods may be on a node, or are to be."""
+        return self._on.get(node, frozenset())
 
     def keeps(self, uid: str, workloads: Mapping[str, Workload]) -> bool:
         """Tell whether quotas will hold what is promised to a workload's attempt, once all victims are gone."""
@@ -170,6 +179,14 @@ class Holdings:
         gone = [(self._running(uid, workloads), self._held[uid][1].leaving) for uid in self._departing]
         return [replace(gang, usage=p.quota, placements=p.placements) if p else gang for gang, p in gone]
 
+    def _seat(self, before: Iterable[Placement], now: Iterable[Placement], uid: str) -> None:
+        """Take in where a workload has room now, and had it before."""
+        nodes, left = {p.node for p in now}, {p.node for p in before}
+        for node in left - nodes:
+            self._on[node].discard(uid)
+        for node in nodes - left:
+            self._on.setdefault(node, set()).add(uid)
+
     def _note_departure(self, attempt: Attempt) -> None:
         if attempt.holds and (attempt.claimed or attempt.leaving):
             self._departing[attempt.uid] = None
@@ -187,9 +204,14 @@ class Holdings:
             self._other.add(self._held[uid][0])
             self._moved(self._held[uid][0])
 
+    def root(self, queue: str) -> str:
+        """Return the root of a queue's tree; of one that is in none, the queue itself."""
+        node = self.later.nodes.get(queue)
+        return node.root.name if node else queue
+
     def _moved(self, queue: str) -> None:
         if queue in self.later.nodes:
-            root = self.later.nodes[queue].root.name
+            root = self.root(queue)
             self.versions[root] = self.versions.get(root, 0) + 1
 
     def used(self, queue: str, cell: Cell) -> int:

@@ -39,7 +39,7 @@ class Janitor:
 
     def _due(self) -> list[Callable[[], Awaitable[None]]]:
         world, now = self._world, self._now()
-        due: list[Callable[[], Awaitable[None]]] = [partial(self._remove, pod) for pod in world.orphans()]
+        due: list[Callable[[], Awaitable[None]]] = [partial(self._remove, pod) for pod in world.pods.orphans()]
         due += [partial(self._writer.remove_claim, claim) for claim in world.devices.orphans(world.attempts)]
         for uid, job in world.jobs.items():
             if not (job.deleting or job.ttl_seconds is not None) or not world.is_over(uid):

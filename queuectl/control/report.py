@@ -262,12 +262,14 @@ class Reporter:
             workload,
             attempt,
             pods=self._world.pods.get((uid, workload.attempt), {}),
-            wait=self._world.problem(uid) or plan.waits.get(uid) if workload.state is WorkloadState.QUEUED else None,
-            leaving=self._world.leaving(attempt) if attempt else (),
+            wait=self._world.gangs.problem(uid) or plan.waits.get(uid)
+            if workload.state is WorkloadState.QUEUED
+            else None,
+            leaving=self._world.gangs.leaving(attempt) if attempt else (),
             answers=self._world.answers(attempt) if attempt else 0,
             position=plan.positions.get(uid),
             now=self._now(),
-            silent=self._world.silent(attempt) if attempt else {},
+            silent=self._world.nodes.silent(attempt) if attempt else {},
         )
 
     async def _send_events(self) -> None:

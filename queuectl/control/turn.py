@@ -76,7 +76,7 @@ def due(world: World, reported: Mapping[str, Move], now: float) -> tuple[list[Mo
         lost = None if move else loss(view)
         world.lost(uid, lost)
         ends = move.end.why if move is not None and move.end is not None else None
-        world.offend(offences(view, move, lost.why if lost else ends))
+        world.nodes.offend(offences(view, move, lost.why if lost else ends))
         if move is not None:
             moves.append(move)
     return moves, leaving

@@ -115,8 +115,8 @@ class Upkeep:
     def say(self, world: "World", now: float) -> dict[str, There]:
         """Say which nodes are avoided, as the objects are; return all nodes and who is there, none when nobody asks."""
         there = {} if self.idle else self.there(world)
-        world.avoid("maintenance", self.avoided(there, now) if there else {})
-        world.take_at(core.taken_at(self.maintenances.values(), self.nodes) if there else {})
+        world.nodes.avoid("maintenance", self.avoided(there, now) if there else {})
+        world.nodes.take_at(core.taken_at(self.maintenances.values(), self.nodes) if there else {})
         return there
 
     def avoided(self, there: dict[str, There], now: float) -> dict[str, Avoidance]:
@@ -137,15 +137,15 @@ class Upkeep:
 def _stuck(world: "World", uids: set[str]) -> dict[str, str]:
     """Return which of these workloads can't be told to leave, and why: by the rules for those who take from others."""
     found = {}
-    left = world.budgets.allowed(world.departures()) if uids else {}
+    left = world.budgets.allowed() if uids else {}
     for uid in sorted(uids):
         attempt = world.attempts[uid]
         if attempt.state not in UP:
             continue  # it goes already, or has nothing to lose
-        if not world.preemptible(attempt):
+        if not world.gangs.preemptible(attempt):
             found[uid] = "which is not preemptible"
             continue
-        needs = world.covered(attempt, attempt.placements)
+        needs = world.budgets.covering(attempt, attempt.placements)
         forbidden = [budget for budget, pods in needs if left.get(budget, 0) < pods]
         if forbidden:
             found[uid] = f"as PodDisruptionBudget {forbidden[0]} does not allow it now"

@@ -28,6 +28,8 @@ from queuectl.model.failures import NONE_IGNORED, Ignored
 from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.reasons import FOR_OTHERS, LEAVES_NODE, Reason, Why, why
 
+AttemptKey = tuple[str, int]  # workload uid, number
+
 
 class WorkloadState(StrEnum):
     """Where a workload is; it is in exactly one state."""
@@ -189,6 +191,11 @@ class Attempt:
     ending_at: float | None = None  # Unix seconds: when its pods were told to go
 
     @property
+    def key(self) -> AttemptKey:
+        """What tells it from all other attempts."""
+        return self.uid, self.number
+
+    @property
     def whole(self) -> Portion:
         """All that it has, what is leaving aside."""
         return Portion(self.placements, self.quota)
@@ -231,6 +238,24 @@ class Attempt:
     def replaces(self) -> bool:
         """Tell whether the pods that come replace lost ones; else it grows by them."""
         return bool(self.coming) and self.shrunk is not None
+
+    def moved(self, move: Move, now: float) -> "Attempt":
+        """Return the attempt after a move to another state, at ``now`` (Unix seconds); one to Shrinking aside."""
+        to = move.to
+        return replace(
+            self,
+            state=to,
+            end=move.end or self.end,
+            running_at=now if to is AttemptState.RUNNING and self.running_at is None else self.running_at,
+            admitted_at=now if to is AttemptState.RESERVED else self.admitted_at,
+            holds=self.holds or to is AttemptState.RESERVED,
+            leaving=None if to in {AttemptState.RUNNING, AttemptState.GROWING} else self.leaving,
+            shrunk=None if self.replaces and to is AttemptState.RUNNING else self.shrunk,
+            coming=self.coming if to is AttemptState.GROWING else frozenset(),
+            growing_at=now if to is AttemptState.GROWING else self.growing_at,
+            ask=None,
+            ending_at=now if to is AttemptState.ENDING else self.ending_at,
+        )
 
     def without(self, done: Done) -> "Attempt":
         """Return the attempt when further pods of it are done."""
@@ -278,6 +303,12 @@ class Attempt:
         )
 
 
+def active(attempts: Mapping[str, Attempt], key: AttemptKey) -> Attempt | None:
+    """Return that attempt if it is among the active ones, which are given by workload uid."""
+    attempt = attempts.get(key[0])
+    return attempt if attempt is not None and attempt.number == key[1] else None
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A workload as the ledger holds it. ``attempt`` is the latest, 0 before the first."""
@@ -302,3 +333,20 @@ class Workload:
     finished_at: float | None = None
     saved: Checkpoint | None = None  # the last that is known
     lost: int = 0  # GPU-seconds, over all interruptions
+
+    def after(self, attempt: Attempt, end: End, now: float, lost: int) -> "Workload":
+        """Return the workload when its attempt has ended, at ``now`` (Unix seconds), at the loss of so many GPU-seconds."""
+        requeued = end.outcome is Outcome.REQUEUE
+        return replace(
+            self,
+            state=WorkloadState.QUEUED if requeued else WorkloadState.FINISHED,
+            failures=self.failures + end.charged,
+            late_starts=self.late_starts + end.late,
+            ignored=end.ignored or self.ignored,
+            not_before=end.not_before,
+            preemptions=self.preemptions + (attempt.holds and end.why.reason in FOR_OTHERS),
+            requeued_at=now,
+            last_end=end,
+            finished_at=None if requeued else now,
+            lost=self.lost + lost,
+        )

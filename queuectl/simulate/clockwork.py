@@ -175,7 +175,7 @@ class Clockwork:
 
     def settle(self) -> None:
         """Let the controller do all that is due now. Raises OverbookedError or RestlessError."""
-        self.world.judge_faults(self.now)
+        self.world.nodes.judge_faults(self.now)
         self.world.touched |= self.world.overdue(self.now)
         for _ in range(MAX_ROUNDS):
             self._round()
@@ -210,14 +210,14 @@ class Clockwork:
 
     def _round(self) -> None:
         reported, self._reported = self._reported, {}
-        for uid, checkpoint in self.world.take_saves(self.now).items():
+        for uid, checkpoint in self.world.saves.take(self.now).items():
             self.world.saved(uid, checkpoint)
         moves, leaving = turn.due(self.world, reported, self.now)
         offences, _ = self.world.suspects.take()
         self.world.suspects.keep(offences)
         self._offences += offences
         if self.world.suspects.due(self.now):
-            self.world.judge_suspects(self.now)
+            self.world.nodes.judge_suspects(self.now)
         for move in moves:
             self._move(move)
         for uid, end in leaving.items():
@@ -304,7 +304,7 @@ class Clockwork:
             self._grow(uid, part)
         for request, cause in decided.plan.refusals.items():
             self._log(request.uid, REFUSED, cause)
-            for uid in self.world.refused(request):
+            for uid in self.world.moves.refuse(request):
                 self.cluster.answer(uid)
         self._plan_again = turn.plan_again(self.world, decided.plan, ())
         self.world.plan = decided.plan
@@ -427,7 +427,7 @@ class Clockwork:
     def _defrag(self, name: str) -> bool:
         """Ask for the moves that make room for a waiting job; False when there are none."""
         self._save()
-        snapshot, gangs = self.world.snapshot(self.now), self.world.gangs()
+        snapshot, gangs = self.world.snapshot(self.now), self.world.gangs.movable()
         found = proposals(snapshot, gangs, self.now, PAYS_WITHIN, only={name})
         for proposal in found:
             moves = tuple(sorted((move.gang.uid, move.gang.attempt) for move in proposal.moves))
@@ -438,13 +438,13 @@ class Clockwork:
     def _state(self, workload: Workload) -> State:
         uid = workload.uid
         attempt = self.world.attempts.get(uid)
-        wait = self.world.problem(uid) or self.world.plan.waits.get(uid)
+        wait = self.world.gangs.problem(uid) or self.world.plan.waits.get(uid)
         pods = self.world.pods.get((uid, attempt.number), {}) if attempt else {}
         cause = status.reason(
             workload,
             attempt,
             wait,
-            self.world.leaving(attempt) if attempt else (),
+            self.world.gangs.leaving(attempt) if attempt else (),
             self.world.answers(attempt) if attempt else 0,
             pods=pods,
         )

@@ -136,10 +136,12 @@ class Cluster:
         taken: dict[str, float] = {}
         for window in sorted(self._windows, key=lambda window: window.start, reverse=True):
             taken |= dict.fromkeys(window.nodes, window.start)
-        self.world.take_at(taken)
+        self.world.nodes.take_at(taken)
         nodes = {node for window in self._open for node in window.nodes}
         told = {node: why(Reason.NODE_MAINTENANCE, node=node, problem="its window has begun") for node in nodes}
-        self.world.avoid("window", {node: Avoidance("it is in maintenance", leave) for node, leave in told.items()})
+        self.world.nodes.avoid(
+            "window", {node: Avoidance("it is in maintenance", leave) for node, leave in told.items()}
+        )
 
     def ask(self, request: MoveRequest, of: Collection[str] | None = None) -> None:
         """Have those jobs bear a request that are to move, or only some of them."""

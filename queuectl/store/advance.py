@@ -9,11 +9,21 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model.checkpoint import Ask, Interruption
-from queuectl.model.lifecycle import LEAVING, UNDER_WAY, AttemptState, Done, End, Move, Outcome, WorkloadState
+from queuectl.model.lifecycle import (
+    LEAVING,
+    UNDER_WAY,
+    AttemptKey,
+    AttemptState,
+    Done,
+    End,
+    Move,
+    Outcome,
+    WorkloadState,
+)
 from queuectl.model.reasons import FOR_OTHERS, Reason, why
 from queuectl.model.resources import total
 from queuectl.store import attempts, checkpoints, tables
-from queuectl.store.attempts import AttemptKey, Held, Stake
+from queuectl.store.attempts import Held, Stake
 from queuectl.store.events import Event, record, told
 from queuectl.store.leadership import fence
 from queuectl.store.room import Rooms

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -13,6 +14,7 @@ from sqlalchemy import (
     RowMapping,
     TableValuedAlias,
     Text,
+    Update,
     and_,
     case,
     func,
@@ -26,8 +28,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.types import TypeEngine
 
-from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Shrink
+from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptKey, AttemptState, End, Shrink
 from queuectl.model.plan import Placement, Portion, Repair, place
 from queuectl.model.resources import total
 from queuectl.store import tables
@@ -42,8 +45,6 @@ from queuectl.store.rows import (
     rowset,
     why_to_json,
 )
-
-AttemptKey = tuple[str, int]  # workload uid, number
 
 _STAMPS = {
     "admitted_at": AttemptState.RESERVED,
@@ -193,11 +194,9 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
         return
     a, w, s = tables.attempt, tables.workload, tables.step
     at = literal(now, tables.UnixTime)
-    given = rowset(
-        [
-            {
-                "uid": uid,
-                "attempt": number,
+    given = _rowset(
+        {
+            key: {
                 "state": held.state.value,
                 "end": end_to_json(held.end),
                 "holds": held.holds,
@@ -205,10 +204,8 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
                 "step": STEP_OF[held.state].value if held.state in STEP_OF else None,
                 **{name: state in held.passed for name, state in _STAMPS.items()},
             }
-            for (uid, number), held in sorted(moved.items())
-        ],
-        uid=Text,
-        attempt=Integer,
+            for key, held in moved.items()
+        },
         state=Text,
         end=JSONB,
         holds=Boolean,
@@ -217,8 +214,7 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
         **dict.fromkeys(_STAMPS, Boolean),
     )
     await connection.execute(
-        update(a)
-        .values(
+        _update(given).values(
             state=given.c.state,
             end=given.c.end,
             holds=given.c.holds,
@@ -239,7 +235,6 @@ async def write(connection: AsyncConnection, epoch: int, moved: Mapping[AttemptK
                 for name in _STAMPS
             },
         )
-        .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
     )
     await connection.execute(
         update(s)
@@ -262,8 +257,7 @@ async def shrinking(connection: AsyncConnection, of: Collection[AttemptKey]) -> 
         return set()
     a, given = tables.attempt, keys(of)
     statement = select(a.c.workload_uid, a.c.number).where(
-        a.c.workload_uid == given.c.uid,
-        a.c.number == given.c.attempt,
+        _is(given),
         a.c.state.in_([AttemptState.SHRINKING.value, AttemptState.REPAIRING.value]),
     )
     return {(row.workload_uid, row.number) for row in await connection.execute(statement)}
@@ -275,58 +269,47 @@ async def claim(
     """Write down who waits for whose room: victim → claimer. Of those who shrink only a part is claimed."""
     if not claims:
         return
-    a = tables.attempt
-    given = rowset(
-        [
-            {"uid": uid, "attempt": n, "by_uid": by_uid, "by_attempt": by_n, "promised": (uid, n) in shrinks}
-            for (uid, n), (by_uid, by_n) in sorted(claims.items())
-        ],
-        uid=Text,
-        attempt=Integer,
+    given = _rowset(
+        {
+            victim: {"by_uid": by_uid, "by_attempt": by_attempt, "promised": victim in shrinks}
+            for victim, (by_uid, by_attempt) in claims.items()
+        },
         by_uid=Text,
         by_attempt=Integer,
         promised=Boolean,
     )
     await connection.execute(
-        update(a)
-        .values(promised=given.c.promised, claimed_by_uid=given.c.by_uid, claimed_by_attempt=given.c.by_attempt)
-        .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
+        _update(given).values(
+            promised=given.c.promised, claimed_by_uid=given.c.by_uid, claimed_by_attempt=given.c.by_attempt
+        )
     )
 
 
 async def ask_no_longer(connection: AsyncConnection, told: Collection[AttemptKey]) -> None:
     """Write down that nobody waits any longer for what these attempts' pods were asked, before a part of them goes."""
     if told:
-        a, given = tables.attempt, keys(told)
-        await connection.execute(
-            update(a).values(ask=null()).where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
-        )
+        await connection.execute(_update(keys(told)).values(ask=null()))
 
 
 async def give_up(connection: AsyncConnection, shrinks: Mapping[AttemptKey, Shrink]) -> None:
     """Write down which parts attempts give up, and why; they hold them until these pods are gone."""
     if not shrinks:
         return
-    a, r = tables.attempt, tables.reservation
-    given = rowset(
-        [
-            {
-                "uid": uid, "attempt": n, "leaving": quota_to_json(shrink.part.quota), "shrunk": why_to_json(shrink.why),
+    r = tables.reservation
+    given = _rowset(
+        {
+            key: {
+                "leaving": quota_to_json(shrink.part.quota),
+                "shrunk": why_to_json(shrink.why),
                 "ask": asdict(shrink.ask) if shrink.ask else None,
             }
-            for (uid, n), shrink in sorted(shrinks.items())
-        ],
-        uid=Text,
-        attempt=Integer,
+            for key, shrink in shrinks.items()
+        },
         leaving=JSONB,
         shrunk=JSONB,
         ask=JSONB,
-    )  # fmt: skip
-    await connection.execute(
-        update(a)
-        .values(leaving=given.c.leaving, shrunk=given.c.shrunk, ask=given.c.ask)
-        .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
     )
+    await connection.execute(_update(given).values(leaving=given.c.leaving, shrunk=given.c.shrunk, ask=given.c.ask))
     places = rowset(
         [
             {
@@ -352,29 +335,20 @@ async def grow(
     """Write down what attempts get in addition, which are Growing already. ``before``: as they were."""
     if not growths:
         return
-    a = tables.attempt
-    given = rowset(
-        [
-            {
-                "uid": uid,
-                "attempt": n,
-                "quota": quota_to_json(total((before[uid, n].attempt.quota, part.quota))),
+    given = _rowset(
+        {
+            key: {
+                "quota": quota_to_json(total((before[key].attempt.quota, part.quota))),
                 "later": quota_to_json({cell: -amount for cell, amount in part.quota.items()}),
                 "coming": sorted((p.role, p.first + i) for p in part.placements for i in range(p.pods)),
             }
-            for (uid, n), part in sorted(growths.items())
-        ],
-        uid=Text,
-        attempt=Integer,
+            for key, part in growths.items()
+        },
         quota=JSONB,
         later=JSONB,
         coming=JSONB,
     )
-    await connection.execute(
-        update(a)
-        .values(quota=given.c.quota, coming=given.c.coming, shrunk=null())
-        .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
-    )
+    await connection.execute(_update(given).values(quota=given.c.quota, coming=given.c.coming, shrunk=null()))
     at = literal(now, tables.UnixTime)
     await connection.execute(
         insert(tables.freed).from_select(
@@ -388,21 +362,13 @@ async def repair(connection: AsyncConnection, repairs: Mapping[AttemptKey, Repai
     """Write down which pods of attempts are replaced, which are Repairing already, and where to."""
     if not repairs:
         return
-    a = tables.attempt
-    given = rowset(
-        [
-            {"uid": uid, "attempt": n, "coming": sorted(repair.pods), "shrunk": why_to_json(repair.why)}
-            for (uid, n), repair in sorted(repairs.items())
-        ],
-        uid=Text,
-        attempt=Integer,
+    given = _rowset(
+        {key: {"coming": sorted(repair.pods), "shrunk": why_to_json(repair.why)} for key, repair in repairs.items()},
         coming=JSONB,
         shrunk=JSONB,
     )
     await connection.execute(
-        update(a)
-        .values(coming=given.c.coming, shrunk=given.c.shrunk, growing_at=literal(now, tables.UnixTime))
-        .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
+        _update(given).values(coming=given.c.coming, shrunk=given.c.shrunk, growing_at=literal(now, tables.UnixTime))
     )
     await give_up(connection, {key: Shrink(one.why, Portion(one.left)) for key, one in repairs.items() if one.left})
     await _reserve(connection, {key: one.found for key, one in repairs.items()})
@@ -449,21 +415,18 @@ async def give_back(
     if not after:
         return
     a, r = tables.attempt, tables.reservation
-    rows, places = [], []
+    rows: dict[AttemptKey, dict[str, Any]] = {}
+    places = []
     for (uid, number), stake in sorted(after.items()):
         was, left = before[uid, number].attempt, stake.attempt
         quota, rest = (total(part.quota for part in one.parts) for one in (was, left))
         freed = {cell: amount - rest.get(cell, 0) for cell, amount in quota.items() if amount > rest.get(cell, 0)}
-        rows.append(
-            {
-                "uid": uid,
-                "attempt": number,
-                "quota": quota_to_json(rest),
-                "freed": quota_to_json(freed),
-                "left": was.leaving is not None and left.leaving is None,
-                "done": sorted(left.done),
-            }
-        )
+        rows[uid, number] = {
+            "quota": quota_to_json(rest),
+            "freed": quota_to_json(freed),
+            "left": was.leaving is not None and left.leaving is None,
+            "done": sorted(left.done),
+        }
         held, holds = _by_place(was.held), _by_place(left.held)
         leaving = _by_place(left.leaving.placements if left.leaving else ())
         places += [
@@ -474,10 +437,9 @@ async def give_back(
             for at, pods in sorted(held.items())
             if pods > holds[at]
         ]  # fmt: skip
-    given = rowset(rows, uid=Text, attempt=Integer, quota=JSONB, freed=JSONB, left=Boolean, done=JSONB)
+    given = _rowset(rows, quota=JSONB, freed=JSONB, left=Boolean, done=JSONB)
     await connection.execute(
-        update(a)
-        .values(
+        _update(given).values(
             quota=given.c.quota,
             done=given.c.done,
             **{
@@ -485,7 +447,6 @@ async def give_back(
                 for name in ("leaving", "claimed_by_uid", "claimed_by_attempt")
             },
         )
-        .where(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
     )
     at = literal(now, tables.UnixTime)
     await connection.execute(
@@ -537,7 +498,25 @@ async def unclaim(connection: AsyncConnection, claimers: Collection[AttemptKey])
 
 def keys(attempts: Collection[AttemptKey]) -> TableValuedAlias:
     """Return a table of attempts' keys: uid, attempt."""
-    return rowset([{"uid": uid, "attempt": n} for uid, n in sorted(attempts)], uid=Text, attempt=Integer)
+    return _rowset({key: {} for key in attempts})
+
+
+def _rowset(
+    rows: Mapping[AttemptKey, Mapping[str, Any]], **columns: type[TypeEngine[Any]] | TypeEngine[Any]
+) -> TableValuedAlias:
+    """Return a table of attempts: uid, attempt, and what else is given of each."""
+    by_key = [{"uid": uid, "attempt": number, **rows[uid, number]} for uid, number in sorted(rows)]
+    return rowset(by_key, uid=Text, attempt=Integer, **columns)
+
+
+def _update(given: TableValuedAlias) -> Update:
+    """Begin to change the attempts that are given, one row each."""
+    return update(tables.attempt).where(_is(given))
+
+
+def _is(given: TableValuedAlias) -> ColumnElement[bool]:
+    a = tables.attempt
+    return and_(a.c.workload_uid == given.c.uid, a.c.number == given.c.attempt)
 
 
 def _uids(uids: Collection[str]) -> TableValuedAlias:

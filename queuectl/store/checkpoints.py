@@ -8,8 +8,8 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model.checkpoint import Checkpoint, Interruption
+from queuectl.model.lifecycle import AttemptKey
 from queuectl.store import tables
-from queuectl.store.attempts import AttemptKey
 from queuectl.store.leadership import fence
 from queuectl.store.rows import checkpoint_to_json, rowset
 

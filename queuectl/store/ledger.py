@@ -17,12 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from queuectl.core.suspects import REMEMBERED
 from queuectl.model.checkpoint import Checkpoint
 from queuectl.model.faults import Reading
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Leave, Move, Workload, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptKey, AttemptState, End, Leave, Move, Workload, WorkloadState
 from queuectl.model.plan import Admission, Portion, Preempt, Repair
 from queuectl.model.policy import Amounts, Cell, Quota
 from queuectl.model.suspects import Offence
 from queuectl.store import advance, audit, checkpoints, readings, reserve, suspects, tables, usage
-from queuectl.store.attempts import AttemptKey
 from queuectl.store.engine import WrongCluster, retried, transaction
 from queuectl.store.reserve import CycleResult
 from queuectl.store.rows import (

@@ -24,11 +24,21 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from queuectl.model import policy
-from queuectl.model.lifecycle import LEAVING, STEP_OF, Attempt, AttemptState, Leave, Shrink, Workload, WorkloadState
+from queuectl.model.lifecycle import (
+    LEAVING,
+    STEP_OF,
+    Attempt,
+    AttemptKey,
+    AttemptState,
+    Leave,
+    Shrink,
+    Workload,
+    WorkloadState,
+)
 from queuectl.model.plan import Admission, Placement, Portion, Preempt, Repair
 from queuectl.model.reasons import Reason, why
 from queuectl.store import attempts, observe, tables
-from queuectl.store.attempts import AttemptKey, Held, Stake
+from queuectl.store.attempts import Held, Stake
 from queuectl.store.engine import Conflict
 from queuectl.store.events import Event, record, told
 from queuectl.store.leadership import fence

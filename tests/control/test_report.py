@@ -13,7 +13,7 @@ from queuectl.control.world import World
 from queuectl.core.lifecycle import BackOff
 from queuectl.kube.client import ApiError
 from queuectl.kube.writes import Writer
-from queuectl.model.lifecycle import Attempt, AttemptState, Workload, WorkloadState
+from queuectl.model.lifecycle import Attempt, AttemptState, Workload
 from queuectl.model.objects import Job, Node, Pod
 from queuectl.model.plan import Placement, Plan
 from queuectl.model.reasons import Reason, why
@@ -134,12 +134,10 @@ def node(silent_since: float | None) -> Node:
 async def test_a_running_gang_whose_node_is_not_ready_says_so_and_one_that_comes_and_goes_is_told_rarely() -> None:
     async with line(1) as one:
         [uid], world = one.names, one.world
-        world.workloads[uid] = replace(world.workloads[uid], state=WorkloadState.ACTIVE, attempt=1)
         placement = Placement("worker", "any", "n", 1, ())
-        world.attempts[uid] = Attempt(uid, 1, AttemptState.RUNNING, 1, (placement,), 0.0, running_at=1.0)
-        world._on_node["n"] = {uid}
+        world.admitted(Attempt(uid, 1, AttemptState.RUNNING, 1, (placement,), 0.0, running_at=1.0))
         there = Pod("p", "team", "p-0", "1", node="n", phase="Running", ready=True, role="worker")
-        world.pods[uid, 1] = {("worker", 0): there}
+        world.on_pod(None, replace(there, workload=uid, attempt=1))
         one.reporter.changed(uid)
         await one.told(2)
         writes, before = 0, node(None)

@@ -64,7 +64,7 @@ def test_the_next_controller_avoids_it_too(at: float) -> None:
 
 def test_a_node_that_is_cordoned_has_done_nothing() -> None:
     cordoned = clock({"at": 5, "cordon": "n-1"}, until=20)
-    cordoned.world.offend([Offence("n-1", 15.0, GONE, "gang", 1), Offence("n-0", 15.0, GONE, "gang", 1)])
+    cordoned.world.nodes.offend([Offence("n-1", 15.0, GONE, "gang", 1), Offence("n-0", 15.0, GONE, "gang", 1)])
     assert [one.node for one in cordoned.world.suspects.take()[0]] == ["n-0"]
 
 

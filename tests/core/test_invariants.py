@@ -70,7 +70,7 @@ class Watched(Clockwork):
             lost = [
                 key
                 for key in losses[uid].pods
-                if self.world._places(self.world.attempts[uid])[at[key].node] != Place.GOOD
+                if self.world.nodes.places(self.world.attempts[uid], self.world.jobs[uid])[at[key].node] != Place.GOOD
             ]
             assert places[uid] < len(lost), "what can be replaced is"
         for uid in self.world.attempts.keys() - before.keys():
@@ -159,9 +159,7 @@ class Watched(Clockwork):
             return
         for other in world.workloads.values():
             waits = other.state is WorkloadState.QUEUED and other.queue == mine.queue and other.uid in world.plan.waits
-            if waits and pending_key(world._gang(world.jobs[other.uid], other)) < pending_key(
-                world._gang(world.jobs[uid], mine)
-            ):
+            if waits and pending_key(world.gangs.of(other.uid)) < pending_key(world.gangs.of(uid)):
                 assert world.plan.waits[other.uid].reason in PASSED, (other, mine)
 
     def places_left(self, uid: str) -> int:
@@ -180,7 +178,10 @@ class Watched(Clockwork):
         self._assert_no_window_overlaps(uid, Portion(repair.found), *self._runs(uid, repair.left))
         super()._repair(uid, repair)
         now = self.world.attempts[uid]
-        after, places = numbered(now.placements), self.world._places(self.world.attempts[uid])
+        after, places = (
+            numbered(now.placements),
+            self.world.nodes.places(self.world.attempts[uid], self.world.jobs[uid]),
+        )
         assert now.quota == attempt.quota, "it is charged what it was"
         assert repair.pods < before.keys() == after.keys()
         for key, p in before.items():
@@ -583,7 +584,7 @@ class ClusterMachine(RuleBasedStateMachine):
             elif attempt.state is AttemptState.CHECKPOINTING:
                 there = members(attempt, pods)
                 gone = numbered(attempt.placements, attempt.done).keys() - {(pod.role, pod.index) for pod in there}
-                assert gone <= self.clock.world.reports(attempt).keys(), "it is whole while it saves its work"
+                assert gone <= self.clock.world.saves.of(attempt.key).keys(), "it is whole while it saves its work"
                 assert not any((pod.deleting and not pod.told_at) or pod.phase == "Failed" for pod in there)
             elif attempt.state is not AttemptState.ENDING:
                 assert not any(pod.node for pod in pods.values())
@@ -658,7 +659,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for node in self.nodes:
             self.happens("nodeUp", node)
             self.happens("uncordon", node)
-            clock.world.suspects.on_node(node, replace(clock.world._nodes[node], forgiven_at=clock.now))
+            clock.world.suspects.on_node(node, replace(clock.world.nodes.known[node], forgiven_at=clock.now))
         for queue in QUEUES:
             self.happens("setStopPolicy", {"queue": queue, "stopPolicy": "None"})
         for number in range(self.submitted):

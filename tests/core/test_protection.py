@@ -170,7 +170,7 @@ def status_of(clock: Clockwork, name: str) -> status.Status:
         attempt,
         pods={},
         wait=world.plan.waits.get(name),
-        leaving=world.leaving(attempt) if attempt else (),
+        leaving=world.gangs.leaving(attempt) if attempt else (),
         position=None,
         now=clock.now,
     )

@@ -106,7 +106,7 @@ def _cycle(world: World) -> tuple[set[str], str]:
     """Return the nodes that the job gets, and why it waits else."""
     world.submissions(world.take_changes().submissions)
     decided = plan(world.snapshot(0.0), 0.0)
-    wait = world.problem("j") or decided.waits.get("j")
+    wait = world.gangs.problem("j") or decided.waits.get("j")
     return {p.node for one in decided.admissions for p in one.placements}, str(wait or "")
 
 

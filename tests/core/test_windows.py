@@ -127,13 +127,13 @@ def test_windows_are_told_anew_and_call_for_a_cycle() -> None:
     for name in "ab":
         view.on_node(None, node(name))
     view.take_changes()
-    view.take_at({"a": 5.0, "gone": 6.0})
+    view.nodes.take_at({"a": 5.0, "gone": 6.0})
     assert (view.fleet.taken_at("a"), view.fleet.taken_at("b"), view.fleet.taken_at("gone")) == (5.0, inf, inf)
     assert view.take_changes().nodes == {"a"}
     view.on_node(None, node("gone"))
     view.on_node(node("a"), node("a", gpu=4))
     assert (view.fleet.taken_at("gone"), view.fleet.taken_at("a")) == (6.0, 5.0), "also of nodes that come or change"
     view.take_changes()
-    view.take_at({"gone": 6.0})
+    view.nodes.take_at({"gone": 6.0})
     assert view.take_changes().nodes == {"a"}, "only those of which something new is said"
     assert view.fleet.windows == [6.0]
