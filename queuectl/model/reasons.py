@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from string import Formatter
 
 from queuectl.model.policy import Cause
@@ -79,6 +80,7 @@ class Reason(Enum):
     )
     # starting and running
     ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
+    RESERVED = "Room for {pods:pod} is reserved on {nodes:node}."
     STARTING = "The whole gang, {pods:pod}, was ungated together; bound to nodes: {bound}, ready: {ready}.{waits}"
     RUNNING = "The whole gang is ready: {pods:pod}."
     PODS_NOT_READY = "Ready now: {ready} of {pods:pod}; {problem}."
@@ -170,7 +172,7 @@ class Reason(Enum):
     MAX_RUN_SECONDS_EXCEEDED = "Ran longer than maxRunSeconds of {seconds}."
     DELETED = "Deleted by its user."
 
-    @property
+    @cached_property
     def code(self) -> str:
         """The CamelCase name that conditions, events and metrics carry."""
         return "".join(part.capitalize() for part in self.name.split("_"))
