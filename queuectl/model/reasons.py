@@ -230,6 +230,12 @@ GIVES_UP = frozenset({Reason.SHRUNK, Reason.SHRUNK_FOR_QUOTA})  # pods, and the 
 
 LEAVES_NODE = frozenset({Reason.NODE_FAULTY, Reason.NODE_MAINTENANCE})  # ends for the sake of a node
 
+# Waits that only end when somebody changes something.
+STUCK = frozenset({
+    Reason.QUEUE_NOT_FOUND, Reason.NAMESPACE_NOT_ALLOWED, Reason.EXCEEDS_LIMIT, Reason.MISCONFIGURED,
+    Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, Reason.EXCEEDS_CLUSTER,
+})  # fmt: skip
+
 BY_CODE = {reason.code: reason for reason in Reason}
 _HOLES = {reason: {name for _, name, _, _ in Formatter().parse(reason.value) if name} for reason in Reason}
 NAMED = 3  # queues or jobs that a sentence names
