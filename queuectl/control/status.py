@@ -1,6 +1,7 @@
 """What the statuses of jobs and queues should say. Pure; ``control.report`` writes it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,7 @@ from queuectl.model.resources import format_quantity, is_device
 
 Status = dict[str, Any]
 _HAS_RUN = UP | {AttemptState.CHECKPOINTING}
+FIRST = 10  # places in a line that are told which jobs are in the way: these change with every job that comes or goes
 MAX_QUOTAS = 128  # that the API takes in a queue's status
 # Of conditions with one cause (the same object), one says it and the others refer to that: the first of these that
 # holds, else the first that does not.
@@ -98,6 +100,8 @@ def desired(
     ``silent``: its nodes that are not Ready, and since when, in Unix seconds.
     """
     pods = as_nodes_are(pods, silent) if silent else pods
+    if wait is not None and wait.facts.get("jobs") and position is not None and position > FIRST:
+        wait = replace(wait, facts={**wait.facts, "jobs": ""})
     cause = reason(workload, attempt, wait, leaving, answers, pods=pods)
     lacks = lacking(attempt, pods, silent) if attempt and attempt.state in _HAS_RUN else None
     if attempt and attempt.state is AttemptState.RUNNING:

@@ -41,7 +41,7 @@ class Reason(Enum):
     )
     WAITING_FOR_QUOTA = (
         "It asks for {wanted} {resource} in flavor {flavor}, and queue {queue} is short of {missing}: it owns {nominal}"
-        " and uses {used}{limit}.{holders}"
+        " and uses {used}{limit}.{holders}{jobs}"
     )
     EXCEEDS_CLUSTER = (
         "Can never fit on today's nodes: of {need:pod} of role {role}, {found} would fit on the {nodes:node} of flavor"
@@ -54,7 +54,7 @@ class Reason(Enum):
     MAINTENANCE_AHEAD = "Maintenance takes {nodes} at {at}, and {lasts}; with {change} it would start now."
     WAITING_FOR_OWN_QUOTA = (
         "It is not preemptible and so does not borrow: it asks for {wanted} {resource} in flavor {flavor}, and of queue"
-        " {queue}'s own {nominal}, {used} are in use."
+        " {queue}'s own {nominal}, {used} are in use.{jobs}"
     )
     EXCEEDS_OWN_QUOTA = (
         "Can never fit: it is not preemptible and so does not borrow; it asks for {wanted} {resource} and queue {queue}"

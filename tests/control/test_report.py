@@ -55,12 +55,12 @@ class Line:
         await self._steps.acquire()
         self._left -= 1
 
-    def planned(self, first: int = 0, *, used: int = 8, wait: Why | None = None) -> None:
+    def planned(self, first: int = 0, *, used: int = 8, jobs: str = "", wait: Why | None = None) -> None:
         """Take in a cycle in which those before ``first`` have started."""
         left = self.names[first:]
         wait = wait or why(
             Reason.WAITING_FOR_QUOTA, queue="q", flavor="any", resource="nvidia.com/gpu", wanted=1, missing=1, used=used,
-            nominal=8, limit="", holders="",
+            nominal=8, limit="", holders="", jobs=jobs,
         )  # fmt: skip
         self.world.waiting.update([], gone=self.names[:first])
         self.world.plan = Plan(waits=dict.fromkeys(left, wait), positions={name: i for i, name in enumerate(left, 1)})
@@ -96,6 +96,15 @@ async def line(waiting: int) -> AsyncIterator[Line]:
 
 
 SIZES = [100, 1000]
+
+
+@pytest.mark.parametrize("waiting", SIZES)
+async def test_which_jobs_hold_the_quota_is_told_to_the_first_ten(waiting: int) -> None:
+    async with line(waiting) as one:
+        for holder in ("first", "next"):
+            one.planned(jobs=f" Jobs of q: team/{holder} (8).")
+            assert sorted(await one.told(100)) == one.names[:10]
+            assert one.shown(one.names[0])["message"].endswith(f"Jobs of q: team/{holder} (8).")
 
 
 @pytest.mark.parametrize("waiting", SIZES)
