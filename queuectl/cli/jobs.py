@@ -221,7 +221,12 @@ def _describe(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> 
     for label, value in _facts(job):
         typer.echo(f"{label + ':':<16}{clean(value)}")
     _section("Roles", ("NAME", "PODS", "EACH POD REQUESTS", "MUST SUCCEED"), (_role(role) for role in spec["roles"]))
-    _section("Pods", ("ROLE", "NODE", "FLAVOR", "PODS", "STATE"), places(status, pods))
+    now, before = by_attempt(status, pods)
+    _section("Pods", ("ROLE", "NODE", "FLAVOR", "PODS", "STATE"), places(status, now))
+    if before:
+        typer.echo(f"Of earlier attempts: {_counts(Counter(map(_pod_state, before)))}")
+    if name := logged(status, now or before):
+        typer.echo(f"Logs: kubectl logs -n {job['metadata']['namespace']} {name}")
     conditions = status.get("conditions") or ()
     _section(
         "Conditions",
@@ -294,6 +299,29 @@ def _role(role: Object) -> list[object]:
     requests = pod_requests(role["template"]["spec"])
     shown = ", ".join(f"{name}: {format_quantity(name, value)}" for name, value in requests.items() if name != "pods")
     return [role["name"], role["replicas"], shown, "yes" if role.get("mustSucceed", True) else "no"]
+
+
+def by_attempt(status: Mapping[str, Any], pods: Sequence[Object]) -> tuple[list[Object], list[Object]]:
+    """Return the pods of the attempt that the status is about, and those of attempts before it."""
+    from queuectl.kube.names import ATTEMPT_LABEL
+
+    parts: tuple[list[Object], list[Object]] = ([], [])
+    for pod in pods:
+        number = pod["metadata"]["labels"].get(ATTEMPT_LABEL, "")
+        parts[number.isdecimal() and int(number) < status.get("attempt", 0)].append(pod)
+    return parts
+
+
+def logged(status: Mapping[str, Any], pods: Sequence[Object]) -> str | None:
+    """Return the pod whose log is the one to look at: the failed one that the message names, else any failed, else any."""
+    begun = [pod for pod in pods if pod["status"].get("phase") in {"Running", "Succeeded", "Failed"}]
+    words = str(status.get("message", "")).split()
+
+    def last(pod: Object) -> tuple[bool, bool, int, str]:
+        name = str(pod["metadata"]["name"])
+        return name not in words, pod["status"]["phase"] != "Failed", len(name), name  # "a-9" is before "a-10"
+
+    return min(begun, key=last)["metadata"]["name"] if begun else None
 
 
 def places(status: Mapping[str, Any], pods: Sequence[Object]) -> Iterator[list[object]]:

@@ -150,7 +150,8 @@ app.command(
         "queuectl nodes -o json",
         "queuectl nodes -w",
         more="Counted are pods that are bound to the node and have not ended. A Suspect node is one on which something bad"
-        " happened to gangs; -o wide tells what, and until when no new gang goes onto it.",
+        " happened to gangs; -o wide tells what, and until when no new gang goes onto it. MAINTENANCE is the NodeMaintenance"
+        " that the node is under, and how far it has come.",
     ),
 )(cluster.nodes)
 app.command(

@@ -128,7 +128,7 @@ async def test_hold_and_release(live: Stage, staged: Commands) -> None:
     await live.until_reason("held", "WaitingForQuota")
 
     assert (await staged("hold", "held")).out == "trainingjob.queuectl.dev/held held\n"
-    assert (await staged("hold", "held")).out == "trainingjob.queuectl.dev/held already held\n"
+    assert (await staged("hold", "held")).out == "trainingjob.queuectl.dev/held is held already\n"
     await live.until_reason("held", "Held")
     refused = await staged("hold", "blocker", code=Exit.REFUSED)
     assert "job blocker is Running: only a waiting job can be held. To stop it: queuectl cancel blocker" in refused.err
@@ -136,7 +136,7 @@ async def test_hold_and_release(live: Stage, staged: Commands) -> None:
     await staged("cancel", "blocker")
     assert (await staged("release", "held")).out == "trainingjob.queuectl.dev/held released\n"
     await live.until_phase("held", "Running")
-    assert (await staged("release", "held")).out == "trainingjob.queuectl.dev/held not held\n"
+    assert (await staged("release", "held")).out == "trainingjob.queuectl.dev/held is not held: it is Running\n"
     assert 'no job "nobody"' in (await staged("release", "held", "nobody", code=Exit.NOT_FOUND)).err
 
 
