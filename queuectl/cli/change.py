@@ -86,7 +86,7 @@ def release(
 def wait(
     names: Names,
     *,
-    what: Annotated[For, typer.Option("--for", help="What to wait for.")] = For.FINISHED,
+    what: Annotated[For, typer.Option("--for", case_sensitive=False, help="What to wait for.")] = For.FINISHED,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="How long to wait at most.")] = "10m",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -135,7 +135,6 @@ def exit_code(job: Object) -> int:
 
 async def until(here: "Session", name: str, holds: Callable[[Object], bool], limit: float) -> Object:
     """Return the job once it is as wanted. Raises CommandError when it is deleted or the limit is over."""
-    from queuectl.cli.session import not_found
     from queuectl.cli.watching import changes
 
     last: Object | None = None
@@ -144,7 +143,7 @@ async def until(here: "Session", name: str, holds: Callable[[Object], bool], lim
             async for old, new in seen:
                 last = new or (last if old is None else None)
                 if last is None:
-                    raise not_found(name, here.namespace) if old is None else _deleted(name)
+                    raise await here.no_job(name) if old is None else _deleted(name)
                 if holds(last):
                     return last
     except TimeoutError as error:

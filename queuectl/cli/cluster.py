@@ -182,7 +182,7 @@ def nodes(
         if watch:
             await _watch_nodes(here, shown, names, lambda view: _show([view], output, table, one=True))
         for name in missing:
-            session.say(f'no node "{name}"')
+            session.say(str(await here.no_node(name)))
         return Exit.NOT_FOUND if missing else Exit.DONE
 
     session.run(main, kubeconfig=kubeconfig, context=context)

@@ -38,7 +38,9 @@ def get(
     watch: Watch = False,
     output: OutputForm = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Only jobs of this queue.")] = None,
-    phase: Annotated[PhaseName | None, typer.Option("--phase", help="Only jobs in this phase.")] = None,
+    phase: Annotated[
+        PhaseName | None, typer.Option("--phase", case_sensitive=False, help="Only jobs in this phase.")
+    ] = None,
     selector: Selector = None,
     namespace: Namespace = None,
     everywhere: AllNamespaces = False,
@@ -72,23 +74,24 @@ def get(
         if watch:
             await _watch(here, shown, wanted, list_, selector)
         for name in missing:
-            session.say(str(session.not_found(name, here.namespace)))
+            session.say(str(await here.no_job(name)))
         return Exit.NOT_FOUND if missing else Exit.DONE
 
     session.run(main, kubeconfig=kubeconfig, context=context, namespace=namespace, everywhere=everywhere)
 
 
 def describe(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
     *,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Show all about one job."""
+    """Show all about jobs."""
     from queuectl.cli import session
+    from queuectl.cli.change import each
 
-    async def main(here: "session.Session") -> int:
+    async def one(here: "session.Session", name: str) -> None:
         from queuectl.kube.listing import list_objects
         from queuectl.kube.names import WORKLOAD_LABEL, pods_path
 
@@ -99,8 +102,12 @@ def describe(
             list_objects(here.client, pods_path(here.namespace), labelSelector=f"{WORKLOAD_LABEL}={uid}"),
             list_objects(here.client, events_path, fieldSelector=f"regarding.uid={uid}"),
         )
+        if name != names[0]:
+            typer.echo("\n")
         _describe(job, pods, events)
-        return Exit.DONE
+
+    async def main(here: "session.Session") -> int:
+        return await each(list(dict.fromkeys(names)), lambda name: one(here, name), at_once=1)
 
     session.run(main, kubeconfig=kubeconfig, context=context, namespace=namespace)
 

@@ -50,9 +50,9 @@ async def test_nodes_show_who_holds_their_gpus(live: Stage, staged: Commands) ->
     spec = {"containers": [container], "nodeName": other}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "namespace": live.namespace}, "spec": spec}
     async with staged.running("nodes", "-w") as output:
-        await output.until_row(other, "8", "0", "0", "8")
+        await output.until_row(other, "8", "0", "0", "8", "-")
         await live.create(pod)
-        await output.until_row(other, "8", "0", "3", "5")
+        await output.until_row(other, "8", "0", "3", "5", "-")
     cordon = {"spec": {"unschedulable": True}}
     await live.client.request(
         "PATCH", f"/api/v1/nodes/{names[2]}", body=cordon, content_type="application/merge-patch+json"
@@ -69,7 +69,10 @@ async def test_nodes_show_who_holds_their_gpus(live: Stage, staged: Commands) ->
     assert (one["model"], one["problems"]) == ("NVIDIA-H100-80GB-HBM3", [])
     assert len(yaml.safe_load((await staged("nodes", *names, "-o", "yaml")).out)) == 3
     assert (await staged("nodes", held, "-o", "name")).out == f"node/{held}\n"
-    assert 'no node "nowhere"' in (await staged("nodes", "nowhere", code=Exit.NOT_FOUND)).err
+    for words in (("nodes",), ("forgive",), ("maintenance", "done")):
+        told = (await staged(*words, held[:-1], code=Exit.NOT_FOUND)).err
+        assert f'no node "{held[:-1]}"; did you mean ' in told
+        assert held in told
 
 
 def test_wide_nodes_tell_what_their_gpus_are_and_what_can_t_be_right() -> None:
