@@ -52,7 +52,7 @@ def cancel(
     async def main(here: "session.Session") -> int:
         chosen = list(dict.fromkeys(names or ())) or await _all_names(here, selector)
         if not chosen:
-            session.say(f"no jobs in namespace {here.namespace}")
+            session.say(f"no jobs{f' with labels {selector}' if selector else ''} in namespace {here.namespace}")
         if len(chosen) > 1 and not (yes or dry_run) and sys.stdin.isatty():
             typer.confirm(f"Cancel {len(chosen)} jobs in namespace {here.namespace}?", abort=True, err=True)
         # In the body: next to one, the API server doesn't look at the query, and would delete in earnest.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from queuectl.core.preemption import Running
 from queuectl.core.tree import Node, Tree
 from queuectl.model.policy import Cell
-from queuectl.model.reasons import Reason, Why, listed, why
+from queuectl.model.reasons import NAMED, Reason, Why, listed, why
 from queuectl.model.resources import format_quantity
 
 
@@ -42,8 +42,10 @@ def largest(tree: Tree, queue: str, cell: Cell, running: Sequence[Running]) -> s
     """Say which jobs of a queue hold most. ``running``: the queue's."""
     key = (queue, cell, Running)
     if key not in tree.told:  # many gangs wait for the same, and a queue may run many
-        hold = sorted((-gang.usage.get(cell, 0), gang.name) for gang in running if not gang.goes)
-        names = [f"{name} ({format_quantity(cell[1], -amount)})" for amount, name in hold if amount]
+        amounts = ((gang.usage.get(cell, 0), gang.name) for gang in running if not gang.goes)
+        hold = sorted((-amount, name) for amount, name in amounts if amount)
+        names = [f"{name} ({format_quantity(cell[1], -amount)})" for amount, name in hold[:NAMED]]
+        names += [name for _, name in hold[NAMED:]]  # not told, but counted
         tree.told[key] = f" Jobs of {queue}: {listed(names)}." if names else ""
     return tree.told[key]
 

@@ -81,7 +81,7 @@ class Reason(Enum):
     # starting and running
     ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
     RESERVED = "Room for {pods:pod} is reserved on {nodes:node}."
-    STARTING = "The whole gang, {pods:pod}, was ungated together; bound to nodes: {bound}, ready: {ready}.{waits}"
+    STARTING = "The whole gang, {pods:pod}, was let go together; bound to nodes: {bound}, ready: {ready}.{waits}"
     RUNNING = "The whole gang is ready: {pods:pod}."
     PODS_NOT_READY = "Ready now: {ready} of {pods:pod}; {problem}."
     PARTLY_DONE = "{left} of {pods:pod} run on; {done} are done, and what they held is given back."

@@ -92,7 +92,7 @@ def test_a_gang_that_starts_says_how_far_its_pods_are_and_which_cannot_start() -
     pods["worker", 2] = replace(pods["worker", 2], node="n", waits="ImagePullBackOff")
     workload = Workload("g", "team", "g", "q", 0, 0.0, 1, state=WorkloadState.ACTIVE, attempt=1)
     assert str(reason(workload, attempt, None, (), pods=pods)) == (
-        "The whole gang, 3 pods, was ungated together; bound to nodes: 2, ready: 1. Pod g-worker-2 waits: ImagePullBackOff."
+        "The whole gang, 3 pods, was let go together; bound to nodes: 2, ready: 1. Pod g-worker-2 waits: ImagePullBackOff."
     )
 
 
