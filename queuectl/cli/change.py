@@ -52,7 +52,7 @@ def cancel(
     async def main(here: "session.Session") -> int:
         chosen = list(dict.fromkeys(names or ())) or await _all_names(here, selector)
         if not chosen:
-            session.say(f"no jobs in namespace {here.namespace}")
+            session.say(f"no jobs{f' with labels {selector}' if selector else ''} in namespace {here.namespace}")
         if len(chosen) > 1 and not (yes or dry_run) and sys.stdin.isatty():
             typer.confirm(f"Cancel {len(chosen)} jobs in namespace {here.namespace}?", abort=True, err=True)
         # In the body: next to one, the API server doesn't look at the query, and would delete in earnest.
@@ -86,7 +86,7 @@ def release(
 def wait(
     names: Names,
     *,
-    what: Annotated[For, typer.Option("--for", help="What to wait for.")] = For.FINISHED,
+    what: Annotated[For, typer.Option("--for", case_sensitive=False, help="What to wait for.")] = For.FINISHED,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="How long to wait at most.")] = "10m",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -104,6 +104,8 @@ def wait(
 
 async def wait_for(here: "Session", names: Sequence[str], what: For, limit: float) -> int:
     """Wait for each job and say what it has come to; return the first code that isn't 0."""
+    from queuectl.cli import session
+
     codes: dict[str, int] = {}
 
     async def one(name: str) -> None:
@@ -111,6 +113,8 @@ async def wait_for(here: "Session", names: Sequence[str], what: For, limit: floa
         job = await until(here, name, lambda job: reached(job, what), limit)
         typer.echo(f"{resource_name(job)} {phase_of(job)}")
         codes[name] = exit_code(job)
+        if phase_of(job) == PhaseName.FAILED:
+            session.say(f'job {name}: {job["status"]["message"]} "queuectl describe {name}" tells more')
 
     failed = await each(list(dict.fromkeys(names)), one, at_once=len(names))
     return failed or next((codes[name] for name in names if codes.get(name)), Exit.DONE)
@@ -131,7 +135,6 @@ def exit_code(job: Object) -> int:
 
 async def until(here: "Session", name: str, holds: Callable[[Object], bool], limit: float) -> Object:
     """Return the job once it is as wanted. Raises CommandError when it is deleted or the limit is over."""
-    from queuectl.cli.session import not_found
     from queuectl.cli.watching import changes
 
     last: Object | None = None
@@ -140,7 +143,7 @@ async def until(here: "Session", name: str, holds: Callable[[Object], bool], lim
             async for old, new in seen:
                 last = new or (last if old is None else None)
                 if last is None:
-                    raise not_found(name, here.namespace) if old is None else _deleted(name)
+                    raise await here.no_job(name) if old is None else _deleted(name)
                 if holds(last):
                     return last
     except TimeoutError as error:
@@ -219,14 +222,12 @@ def _set_hold(
 async def _hold_one(here: "Session", name: str, *, hold: bool) -> None:
     from queuectl.kube.client import MERGE_PATCH, ApiError
 
-    word = "held" if hold else "released"
     for last_try in (*[False] * (_TRIES - 1), True):
         job = await here.need(name)
-        phase = phase_of(job)
-        if hold and phase != PhaseName.PENDING:
-            raise CommandError(_too_late(name, phase), Exit.REFUSED)
+        if problem := too_late(job, hold=hold):
+            raise CommandError(problem, Exit.REFUSED)
         if bool(job["spec"].get("hold")) == hold:
-            typer.echo(f"{resource_name(job)} {'already held' if hold else 'not held'}")
+            typer.echo(f"{resource_name(job)} {'is held already' if hold else f'is not held: it is {_state(job)}'}")
             return
         # With the version that was looked at: a job that starts in this moment isn't held by surprise.
         body = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "spec": {"hold": hold}}
@@ -236,14 +237,29 @@ async def _hold_one(here: "Session", name: str, *, hold: bool) -> None:
             if error.status != 409 or last_try:  # noqa: PLR2004
                 raise
             continue
-        typer.echo(f"{resource_name(job)} {word}")
+        typer.echo(f"{resource_name(job)} {'held' if hold else 'released'}")
         return
 
 
-def _too_late(name: str, phase: str) -> str:
+def too_late(job: Object, *, hold: bool) -> str | None:
+    """Say why a job can't be held, or released; None: it can. One on its way back to its queue waits there soon."""
+    name, phase, word = job["metadata"]["name"], phase_of(job), "hold" if hold else "release"
     if phase in {PhaseName.SUCCEEDED, PhaseName.FAILED}:
-        return f"job {name} is {phase}: it has ended, so there is nothing to hold"
+        return f"job {name} is {phase}: it has ended, so there is nothing to {word}"
+    if job["metadata"].get("deletionTimestamp"):
+        return f"job {name} is being deleted, so there is nothing to {word}"
+    goes_back = phase in {PhaseName.CHECKPOINTING, PhaseName.STOPPING} and any(
+        one["type"] == "Evicted" and one["status"] == "True" for one in job["status"].get("conditions") or ()
+    )
+    if not hold or phase == PhaseName.PENDING or goes_back:
+        return None
     return (
         f"job {name} is {phase}: only a waiting job can be held. To stop it: queuectl cancel {name};"
         " to run it later, submit it again with hold: true"
     )
+
+
+def _state(job: Object) -> str:
+    """Say where a job is, and for what it waits."""
+    phase, reason = phase_of(job), (job.get("status") or {}).get("reason")
+    return f"{phase} ({reason})" if phase == PhaseName.PENDING and reason else phase

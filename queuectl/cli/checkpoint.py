@@ -48,6 +48,8 @@ async def _ask(here: "Session", name: str, limit: float | None, *, wait: bool) -
     from queuectl.kube.names import SAVE_ASKED
 
     job = await here.need(name)
+    if phase_of(job) != PhaseName.RUNNING:
+        raise CommandError(f"job {name} is {phase_of(job)}: only a running job can be asked", Exit.REFUSED)
     rules = job["spec"].get("checkpoint")
     if rules is None or rules["signal"] == "SigTerm":
         raise CommandError(
@@ -55,8 +57,6 @@ async def _ask(here: "Session", name: str, limit: float | None, *, wait: bool) -
             " give it signal Annotation, HTTP or Exec",
             Exit.REFUSED,
         )
-    if phase_of(job) != PhaseName.RUNNING:
-        raise CommandError(f"job {name} is {phase_of(job)}: only a running job can be asked", Exit.REFUSED)
     before = _last(job)
     # Later than anything that is known of it, also where this machine's clock is behind.
     known = [_unix(before["time"])] if before else []

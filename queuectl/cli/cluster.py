@@ -16,6 +16,7 @@ from queuectl.cli.render import Table, show_data, show_objects
 if TYPE_CHECKING:
     from queuectl.cli.session import Session
     from queuectl.model.devices import DeviceClaim, Slice
+    from queuectl.model.maintenance import Maintenance
     from queuectl.model.objects import Flavor, Node, Pod
 
 Object = dict[str, Any]
@@ -23,7 +24,7 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", show_default=
 
 _QUEUE_COLUMNS = ("NAME", "PARENT", "ORDER", "PENDING", "RUNNING", "READY")
 _QUOTA_COLUMNS = ("FLAVOR", "RESOURCE", "USED", "TOTAL", "NOMINAL")
-_NODE_COLUMNS = ("NAME", "STATE", "FLAVOR", "RESOURCE", "GPUS", "HELD", "OTHERS", "FREE")
+_NODE_COLUMNS = ("NAME", "STATE", "FLAVOR", "RESOURCE", "GPUS", "HELD", "OTHERS", "FREE", "MAINTENANCE")
 _LABEL_COLUMNS = ("MODEL", "UNIT", "DRIVER", "PROBLEMS", "SUSPECT")  # what labels tell, what can't be right, offences
 _PAUSE = 0.2  # seconds in which changes of nodes and pods are gathered
 
@@ -125,6 +126,14 @@ class Gpus:
 
 
 @dataclass(frozen=True, slots=True)
+class Under:
+    """The NodeMaintenance that a node is under or waits for, and how far the node has come."""
+
+    name: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """A node as ``nodes`` shows it, and as its JSON and YAML are."""
 
@@ -136,13 +145,17 @@ class NodeView:
     driver: str
     problems: tuple[str, ...]
     suspect: str = ""  # what happened to gangs there, and until when it gets no new ones
+    maintenance: Under | None = None
 
     def rows(self, *, wide: bool = False) -> list[list[object]]:
         """Return a row for each kind of GPU; one for a node that has none."""
         head = [self.name, self.state, ",".join(self.flavors)]
         gpus = self.gpus or (Gpus("", 0, 0, 0, 0),)
         more = [[self.model, g.unit, self.driver, "; ".join(self.problems), self.suspect] if wide else [] for g in gpus]
-        return [[*head, g.resource, g.total, g.held, g.others, g.free, *m] for g, m in zip(gpus, more, strict=True)]
+        under = f"{self.maintenance.name}:{self.maintenance.phase}" if self.maintenance else ""
+        return [
+            [*head, g.resource, g.total, g.held, g.others, g.free, under, *m] for g, m in zip(gpus, more, strict=True)
+        ]
 
 
 def nodes(
@@ -169,7 +182,7 @@ def nodes(
         if watch:
             await _watch_nodes(here, shown, names, lambda view: _show([view], output, table, one=True))
         for name in missing:
-            session.say(f'no node "{name}"')
+            session.say(str(await here.no_node(name)))
         return Exit.NOT_FOUND if missing else Exit.DONE
 
     session.run(main, kubeconfig=kubeconfig, context=context)
@@ -199,8 +212,9 @@ async def _read(here: "Session") -> list[NodeView]:
     from queuectl.model.faults import DEFAULT_RULES
 
     running = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
-    flavors, found, pods = await asyncio.gather(
+    flavors, maintenances, found, pods = await asyncio.gather(
         list_raw(here.client, f"{API}/resourceflavors"),
+        _maintenances(here),
         list_raw(here.client, "/api/v1/nodes"),
         list_raw(here.client, "/api/v1/pods", **running),
     )
@@ -216,7 +230,22 @@ async def _read(here: "Session") -> list[NodeView]:
         [decode.pod(raw).value for raw in pods],
         [decode.resource_slice(raw).value for raw in slices],
         [decode.resource_claim(raw).value for raw in claims],
+        maintenances=maintenances,
     )
+
+
+async def _maintenances(here: "Session") -> list["Maintenance"]:
+    """Return all NodeMaintenances; none where they can't be read, for not everybody who sees nodes may."""
+    from queuectl.kube.client import ApiError
+    from queuectl.kube.listing import list_raw
+    from queuectl.kube.maintenance import PATH, maintenance
+
+    try:
+        return [maintenance(raw).value for raw in await list_raw(here.client, PATH)]
+    except ApiError as error:
+        if error.status not in {403, 404}:
+            raise
+        return []
 
 
 def views(
@@ -225,6 +254,8 @@ def views(
     pods: Iterable["Pod"],
     slices: Iterable["Slice"] = (),
     claims: Sequence["DeviceClaim"] = (),
+    *,
+    maintenances: Iterable["Maintenance"] = (),
 ) -> list[NodeView]:
     """Return what ``nodes`` shows, by name."""
     from queuectl.model.devices import inventory
@@ -233,6 +264,7 @@ def views(
     on: dict[str, list[Slice]] = {}
     for one in slices:
         on.setdefault(one.node, []).append(one)
+    under = _under(maintenances)
     used: dict[tuple[str, str, bool], int] = {}
     for pod in pods:
         for resource, amount in pod.requests:  # of pods that are bound and haven't ended
@@ -259,9 +291,24 @@ def views(
         wrong += [*named.problems, *node.faults]
         kind = node.gpus if node.gpus.model else named.gpus
         result.append(
-            NodeView(node.name, state, names, tuple(gpus), kind.model, kind.driver, tuple(wrong), node.suspect)
-        )
+            NodeView(
+                node.name, state, names, tuple(gpus), kind.model, kind.driver, tuple(wrong), node.suspect,
+                under.get(node.name),
+            )
+        )  # fmt: skip
     return result
+
+
+def _under(maintenances: Iterable["Maintenance"]) -> dict[str, Under]:
+    """Return by node the maintenance that it belongs to: of several that are not over, the one under way, or the oldest."""
+    from queuectl.model.maintenance import OVER, NodePhase
+
+    found: dict[str, Under] = {}
+    for one in sorted(maintenances, key=lambda one: (one.created_at, one.name)):
+        for state in (state for state in one.states if state.phase not in OVER):
+            if state.name not in found or found[state.name].phase == NodePhase.PENDING != state.phase:
+                found[state.name] = Under(one.name, state.phase.value)
+    return found
 
 
 def _unit(node: "Node", resource: str, flavors: Sequence["Flavor"]) -> str:
@@ -282,6 +329,7 @@ async def _watch_nodes(here: "Session", shown: Sequence[NodeView], names: Sequen
     from queuectl.cli.watching import log_to_stderr
     from queuectl.kube import decode
     from queuectl.kube.informer import Informer
+    from queuectl.kube.maintenance import PATH, maintenance
     from queuectl.kube.names import API, claims_path, slices_path
     from queuectl.model.faults import DEFAULT_RULES
 
@@ -302,7 +350,10 @@ async def _watch_nodes(here: "Session", shown: Sequence[NodeView], names: Sequen
     pods = Informer(here.client, "/api/v1/pods", decode.pod, on_change)
     slices = Informer(here.client, slices_path(), decode.resource_slice, on_change, after=devices)
     claims = Informer(here.client, claims_path(), decode.resource_claim, on_change, after=devices)
-    informers: tuple[Informer[Any], ...] = (flavors, nodes, pods, slices, claims)
+    at_once = asyncio.Event()
+    at_once.set()
+    maintenances = Informer(here.client, PATH, maintenance, on_change, after=at_once)
+    informers: tuple[Informer[Any], ...] = (flavors, nodes, pods, slices, claims, maintenances)
     printed = {view.name: view for view in shown}
     async with asyncio.TaskGroup() as group:
         for informer in informers:
@@ -318,6 +369,7 @@ async def _watch_nodes(here: "Session", shown: Sequence[NodeView], names: Sequen
                 [item.value for item in pods.objects.values()],
                 [item.value for item in slices.objects.values()],
                 [item.value for item in claims.objects.values()],
+                maintenances=[item.value for item in maintenances.objects.values()],
             )
             for view in now:
                 if printed.get(view.name) != view and (not names or view.name in names):

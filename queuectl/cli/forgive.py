@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from queuectl.cli.change import Names, each
-from queuectl.cli.errors import CommandError, Exit
 from queuectl.cli.options import Context, Kubeconfig
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ async def _forgive_one(here: "Session", name: str) -> None:
     except ApiError as error:
         if not is_missing(error):
             raise
-        raise CommandError(f'no node "{name}"; "queuectl nodes" lists them', Exit.NOT_FOUND) from error
+        raise await here.no_node(name) from error
     told = next((c for c in node["status"].get("conditions") or () if c["type"] == SUSPECT), None)
     if told is None or told["status"] != "True":
         typer.echo(f"node/{name} not suspect")

@@ -38,7 +38,9 @@ def get(
     watch: Watch = False,
     output: OutputForm = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Only jobs of this queue.")] = None,
-    phase: Annotated[PhaseName | None, typer.Option("--phase", help="Only jobs in this phase.")] = None,
+    phase: Annotated[
+        PhaseName | None, typer.Option("--phase", case_sensitive=False, help="Only jobs in this phase.")
+    ] = None,
     selector: Selector = None,
     namespace: Namespace = None,
     everywhere: AllNamespaces = False,
@@ -72,23 +74,24 @@ def get(
         if watch:
             await _watch(here, shown, wanted, list_, selector)
         for name in missing:
-            session.say(str(session.not_found(name, here.namespace)))
+            session.say(str(await here.no_job(name)))
         return Exit.NOT_FOUND if missing else Exit.DONE
 
     session.run(main, kubeconfig=kubeconfig, context=context, namespace=namespace, everywhere=everywhere)
 
 
 def describe(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
     *,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Show all about one job."""
+    """Show all about jobs."""
     from queuectl.cli import session
+    from queuectl.cli.change import each
 
-    async def main(here: "session.Session") -> int:
+    async def one(here: "session.Session", name: str) -> None:
         from queuectl.kube.listing import list_objects
         from queuectl.kube.names import WORKLOAD_LABEL, pods_path
 
@@ -99,8 +102,12 @@ def describe(
             list_objects(here.client, pods_path(here.namespace), labelSelector=f"{WORKLOAD_LABEL}={uid}"),
             list_objects(here.client, events_path, fieldSelector=f"regarding.uid={uid}"),
         )
+        if name != names[0]:
+            typer.echo("\n")
         _describe(job, pods, events)
-        return Exit.DONE
+
+    async def main(here: "session.Session") -> int:
+        return await each(list(dict.fromkeys(names)), lambda name: one(here, name), at_once=1)
 
     session.run(main, kubeconfig=kubeconfig, context=context, namespace=namespace)
 
@@ -221,7 +228,12 @@ def _describe(job: Object, pods: Sequence[Object], events: Sequence[Object]) -> 
     for label, value in _facts(job):
         typer.echo(f"{label + ':':<16}{clean(value)}")
     _section("Roles", ("NAME", "PODS", "EACH POD REQUESTS", "MUST SUCCEED"), (_role(role) for role in spec["roles"]))
-    _section("Pods", ("ROLE", "NODE", "FLAVOR", "PODS", "STATE"), places(status, pods))
+    now, before = by_attempt(status, pods)
+    _section("Pods", ("ROLE", "NODE", "FLAVOR", "PODS", "STATE"), places(status, now))
+    if before:
+        typer.echo(f"Of earlier attempts: {_counts(Counter(map(_pod_state, before)))}")
+    if name := logged(status, now or before):
+        typer.echo(f"Logs: kubectl logs -n {job['metadata']['namespace']} {name}")
     conditions = status.get("conditions") or ()
     _section(
         "Conditions",
@@ -294,6 +306,29 @@ def _role(role: Object) -> list[object]:
     requests = pod_requests(role["template"]["spec"])
     shown = ", ".join(f"{name}: {format_quantity(name, value)}" for name, value in requests.items() if name != "pods")
     return [role["name"], role["replicas"], shown, "yes" if role.get("mustSucceed", True) else "no"]
+
+
+def by_attempt(status: Mapping[str, Any], pods: Sequence[Object]) -> tuple[list[Object], list[Object]]:
+    """Return the pods of the attempt that the status is about, and those of attempts before it."""
+    from queuectl.kube.names import ATTEMPT_LABEL
+
+    parts: tuple[list[Object], list[Object]] = ([], [])
+    for pod in pods:
+        number = pod["metadata"]["labels"].get(ATTEMPT_LABEL, "")
+        parts[number.isdecimal() and int(number) < status.get("attempt", 0)].append(pod)
+    return parts
+
+
+def logged(status: Mapping[str, Any], pods: Sequence[Object]) -> str | None:
+    """Return the pod whose log is the one to look at: the failed one that the message names, else any failed, else any."""
+    begun = [pod for pod in pods if pod["status"].get("phase") in {"Running", "Succeeded", "Failed"}]
+    words = str(status.get("message", "")).split()
+
+    def last(pod: Object) -> tuple[bool, bool, int, str]:
+        name = str(pod["metadata"]["name"])
+        return name not in words, pod["status"]["phase"] != "Failed", len(name), name  # "a-9" is before "a-10"
+
+    return min(begun, key=last)["metadata"]["name"] if begun else None
 
 
 def places(status: Mapping[str, Any], pods: Sequence[Object]) -> Iterator[list[object]]:

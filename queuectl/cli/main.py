@@ -21,7 +21,22 @@ PLUGIN = Path(sys.argv[0]).stem == "kubectl-queuectl"
 PROGRAM = "kubectl queuectl" if PLUGIN else "queuectl"
 
 
+# Words of other command lines, and which of ours is meant.
+_MEANT = {
+    "delete": "cancel", "stop": "cancel", "kill": "cancel", "explain": "describe", "why": "describe", "show": "describe",
+    "status": "get", "list": "get", "ls": "get", "jobs": "get", "create": "submit", "apply": "submit", "run": "submit",
+    "suspend": "hold", "pause": "hold", "resume": "release", "drain": "maintenance", "cordon": "maintenance",
+    "logs": "describe",  # it says which pod's
+}  # fmt: skip
+
+
 class _Commands(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; one that others call so is proposed."""
+        if args[0] in _MEANT:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{_MEANT[args[0]]}'?")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Invoke a command; what is said of a wrong value is without the words of the library that looks at it."""
         try:
@@ -83,9 +98,9 @@ app.command(
     ),
 )(jobs.get)
 app.command(
-    short_help="Show all about one job.",
+    short_help="Show all about jobs.",
     help=text(
-        "Show a job's spec in short, its state, why it waits, where its pods are, and its events.",
+        "Show a job's spec in short, its state, why it waits, where its pods are, whose log to read, and its events.",
         "queuectl describe llm",
     ),
 )(jobs.describe)
@@ -150,7 +165,8 @@ app.command(
         "queuectl nodes -o json",
         "queuectl nodes -w",
         more="Counted are pods that are bound to the node and have not ended. A Suspect node is one on which something bad"
-        " happened to gangs; -o wide tells what, and until when no new gang goes onto it.",
+        " happened to gangs; -o wide tells what, and until when no new gang goes onto it. MAINTENANCE is the NodeMaintenance"
+        " that the node is under, and how far it has come.",
     ),
 )(cluster.nodes)
 app.command(

@@ -130,6 +130,9 @@ def status(
         if name:
             typer.echo()
             Table(_NODE_COLUMNS, wide=output is Output.WIDE).show(_node_row(one) for one in _nodes(found[0]))
+            safe = next((node["name"] for node in _nodes(found[0]) if node["phase"] == "Safe"), None)
+            if safe and found[0]["spec"]["work"] == "Manual":
+                session.say(f"once the work on it is done: queuectl maintenance done {safe}")
         return Exit.DONE
 
     session.run(main, kubeconfig=kubeconfig, context=context)
@@ -230,6 +233,8 @@ async def _done(here: "Session", node: str, under: Mapping[str, Object]) -> None
     from queuectl.kube.maintenance import DONE
 
     if node not in under:
+        if node not in {one["metadata"]["name"] for one in await _cluster_nodes(here)}:
+            raise await here.no_node(node)
         raise CommandError(f"node {node} is under no maintenance that is not done with it", Exit.REFUSED)
     said = datetime.now(UTC).isoformat(timespec="seconds")
     body = {"metadata": {"annotations": {DONE: said}}}
@@ -286,9 +291,8 @@ async def _need(here: "Session", name: str) -> Object:
     except ApiError as error:
         if not is_missing(error):
             raise
-        raise CommandError(
-            f'no maintenance "{name}"; "queuectl maintenance status" lists them all', Exit.NOT_FOUND
-        ) from None
+        lists = '"queuectl maintenance status" lists them all'
+        raise await here.unknown(f'maintenance "{name}"', name, _path(), lists) from None
     return found
 
 

@@ -122,7 +122,8 @@ async def _edit(
             found: Object = await here.client.request("GET", path)
         except ApiError as error:
             if is_missing(error):
-                raise CommandError(f'no queue "{name}"; "queuectl queues" lists them', Exit.NOT_FOUND) from error
+                lists = '"queuectl queues" lists them'
+                raise await here.unknown(f'queue "{name}"', name, f"{API}/queues", lists) from error
             raise
         quotas = found["spec"].get("quotas") or []
         chosen = _chosen(name, quotas, which)

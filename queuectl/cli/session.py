@@ -13,6 +13,9 @@ from queuectl.kube.client import ApiError, KubeClient
 from queuectl.kube.context import namespace_of
 from queuectl.kube.names import jobs_path
 
+# Kinds that others' command lines take in front of a name, and which of our verbs lists them.
+_KINDS = dict.fromkeys(("queue", "queues", "q"), "queues") | dict.fromkeys(("node", "nodes", "no"), "nodes")
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -39,8 +42,30 @@ class Session:
         """Read a job. Raises CommandError when there is none of that name."""
         found = await self.job(name)
         if found is None:
-            raise not_found(name, self.namespace)
+            raise await self.no_job(name)
         return found
+
+    async def no_job(self, name: str) -> CommandError:
+        """Return the error for a job that doesn't exist."""
+        otherwise = '"queuectl get -A" lists the jobs of all namespaces'
+        if name in _KINDS:
+            otherwise = f'"queuectl {_KINDS[name]}" lists {_KINDS[name]}, and this verb takes names of jobs'
+        return await self.unknown(f'job "{name}" in namespace {self.namespace}', name, self.path(), otherwise)
+
+    async def unknown(self, what: str, name: str, path: str, otherwise: str) -> CommandError:
+        """Return the error for an object that doesn't exist, with those of its path that may be meant."""
+        from queuectl.kube.problems import alike
+
+        try:
+            page = await self.client.request("GET", path, params={"limit": "500"})
+        except ApiError:  # who may not list them has to do without
+            page = {"items": ()}
+        known = [one["metadata"]["name"] for one in page["items"]]
+        return CommandError(f"no {what}; {alike(name, known) or otherwise}", Exit.NOT_FOUND)
+
+    async def no_node(self, name: str) -> CommandError:
+        """Return the error for a node that doesn't exist."""
+        return await self.unknown(f'node "{name}"', name, "/api/v1/nodes", '"queuectl nodes" lists them')
 
 
 def run(
@@ -69,13 +94,6 @@ def run(
 def is_missing(error: ApiError) -> bool:
     """Tell whether an object is missing, and not the kind itself."""
     return error.status == 404 and bool(error.details.get("name"))  # noqa: PLR2004
-
-
-def not_found(name: str, namespace: str) -> CommandError:
-    """Return the error for a job that doesn't exist."""
-    return CommandError(
-        f'no job "{name}" in namespace {namespace}; "queuectl get -A" lists the jobs of all namespaces', Exit.NOT_FOUND
-    )
 
 
 def no_queue(name: str, known: Collection[str]) -> CommandError:

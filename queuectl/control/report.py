@@ -3,6 +3,10 @@
 Changes of a job's phase go out at once, and of why a running one is as it is. What merely drifts (a shortage's numbers)
 is written slowly, so that writes do not grow with the backlog. A position far down the line is told to within a tenth: an
 admission that moves everybody up by one costs a few writes.
+
+That a job begins to wait, or waits for another reason, is an event, too, once that has lasted for some seconds: so who
+starts at once has none. They go out at a steady rate; those of more than a thousand at a time are left out, for the
+statuses say the same.
 """
 
 import asyncio
@@ -23,7 +27,7 @@ from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import UP, AttemptState, Move, WorkloadState
 from queuectl.model.objects import Job, MoveRequest, Queue
 from queuectl.model.plan import Plan
-from queuectl.model.reasons import Reason, Why, why
+from queuectl.model.reasons import STUCK, Reason, Why, why
 
 WRITERS = 4
 REST_SECONDS = 5.0  # between two of the same gang that has room: pods may be ready and not, over and over
@@ -31,6 +35,9 @@ DRIFT_SECONDS = 0.05  # between two writes of drifting statuses
 LOOKED_AT = 100  # statuses in that time, whether they still say what is true
 QUEUE_SECONDS = 1.0  # between two looks at the queues
 EVENTS_KEPT = 1000  # waiting to be sent; older ones are dropped first
+WAIT_SECONDS = 5.0  # for which a job has waited for one reason before an event says so
+WAITS_KEPT = 1000  # of which that is still to be said
+WAIT_EVENT_SECONDS = 0.2  # between two such events
 CONFLICT_TRIES = 5
 RETRY_SECONDS = 0.5  # before a status that could not be written is tried again
 
@@ -61,6 +68,7 @@ class Reporter:
         self._reviewed: Plan | None = None
         self._waiting_first = False
         self._wake = asyncio.Event()
+        self._waits: dict[str, tuple[str, float]] = {}  # uid → what was told before, Unix seconds: the oldest first
         self._events: deque[Callable[[], Awaitable[None]]] = deque(maxlen=EVENTS_KEPT)
         self._event_wake = asyncio.Event()
         self._busy: set[str] = set()
@@ -152,6 +160,7 @@ class Reporter:
                 group.create_task(self._write_urgent())
             group.create_task(self._write_drifting())
             group.create_task(self._send_events())
+            group.create_task(self._tell_waits())
             group.create_task(self._write_queues())
             group.create_task(self._write_nodes())
 
@@ -245,6 +254,9 @@ class Reporter:
         if status.says(job.status, wanted):
             return
         written = await self._writer.patch_job_status(job, wanted)
+        before = str(job.status.get("reason", ""))
+        if wanted["phase"] == "Pending" and wanted["reason"] != before and len(self._waits) < WAITS_KEPT:
+            self._waits.setdefault(job.gang.uid, (before, self._now()))
         if job.gang.uid in self._world.jobs:
             self._world.keep_job(written)
 
@@ -262,9 +274,7 @@ class Reporter:
             workload,
             attempt,
             pods=self._world.pods.get((uid, workload.attempt), {}),
-            wait=self._world.gangs.problem(uid) or plan.waits.get(uid)
-            if workload.state is WorkloadState.QUEUED
-            else None,
+            wait=self._wait(uid),
             leaving=self._world.gangs.leaving(attempt) if attempt else (),
             answers=self._world.answers(attempt) if attempt else 0,
             position=plan.positions.get(uid),
@@ -282,6 +292,30 @@ class Reporter:
                     await send()
                 except (ApiError, ApiUnreachableError) as error:
                     log.warning("event lost", error=str(error))
+
+    async def _tell_waits(self) -> None:
+        while True:
+            await asyncio.sleep(WAIT_EVENT_SECONDS)
+            self._tell_wait()
+
+    def _tell_wait(self) -> None:
+        """Record one event on a job that still waits for a reason that was not told before."""
+        while self._waits:
+            uid, (before, since) = next(iter(self._waits.items()))
+            if 0 <= self._now() - since < WAIT_SECONDS:
+                return
+            del self._waits[uid]
+            wait = self._wait(uid)
+            if wait is not None and wait.code not in {before, Reason.PENDING.code}:
+                self.event(uid, wait, warning=wait.reason in STUCK)
+                return
+
+    def _wait(self, uid: str) -> Why | None:
+        """Return why a job waits, as the plan has it."""
+        workload = self._world.workloads.get(uid)
+        if workload is None or workload.state is not WorkloadState.QUEUED:
+            return None
+        return self._world.gangs.problem(uid) or self._world.plan.waits.get(uid)
 
     async def _write_queues(self) -> None:
         while True:

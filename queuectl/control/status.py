@@ -1,6 +1,7 @@
 """What the statuses of jobs and queues should say. Pure; ``control.report`` writes it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +20,14 @@ from queuectl.model.resources import format_quantity, is_device
 
 Status = dict[str, Any]
 _HAS_RUN = UP | {AttemptState.CHECKPOINTING}
+FIRST = 10  # places in a line that are told which jobs are in the way: these change with every job that comes or goes
 MAX_QUOTAS = 128  # that the API takes in a queue's status
+# Of conditions with one cause (the same object), one says it and the others refer to that: the first of these that
+# holds, else the first that does not.
+_TELLS = (
+    "Finished", "Checkpointing", "Shrunk", "QuotaReserved", "PodsReady", "Preempted", "Evicted", "Requeued", "Admitted",
+    "PlaceUncertain", "GraceCut",
+)  # fmt: skip
 
 
 def phase(workload: Workload, attempt: Attempt | None) -> str:
@@ -54,7 +62,6 @@ def reason(
     leaves = attempt.end.why if attempt.end else attempt.shrunk if attempt.leaving else None
     if leaves is not None:
         return _asked(attempt.asking, answers, leaves) if attempt.asking else leaves
-    wanted = attempt.whole.pods + len(attempt.done)
     match attempt.state:
         case AttemptState.CLAIMED:
             return waiting_for(leaving)
@@ -63,7 +70,12 @@ def reason(
         case AttemptState.UNGATED:
             return starting(attempt, pods)
         case _:
-            return why(Reason.ADMITTED, pods=wanted, nodes=len({placement.node for placement in attempt.placements}))
+            return _reserved(Reason.ADMITTED, attempt)
+
+
+def _reserved(reason: Reason, attempt: Attempt) -> Why:
+    pods = attempt.whole.pods + len(attempt.done)
+    return why(reason, pods=pods, nodes=len({placement.node for placement in attempt.placements}))
 
 
 def _asked(ask: Ask, answers: int, cause: Why) -> Why:
@@ -88,6 +100,8 @@ def desired(
     ``silent``: its nodes that are not Ready, and since when, in Unix seconds.
     """
     pods = as_nodes_are(pods, silent) if silent else pods
+    if wait is not None and wait.facts.get("jobs") and position is not None and position > FIRST:
+        wait = replace(wait, facts={**wait.facts, "jobs": ""})
     cause = reason(workload, attempt, wait, leaving, answers, pods=pods)
     lacks = lacking(attempt, pods, silent) if attempt and attempt.state in _HAS_RUN else None
     if attempt and attempt.state is AttemptState.RUNNING:
@@ -168,35 +182,52 @@ def conditions(
     job: Job, workload: Workload, attempt: Attempt | None, cause: Why, now: float, *, lacks: Why | None = None
 ) -> list[dict[str, Any]]:
     """Return the conditions of a job. ``lacks``: why not all pods of a gang that runs are ready."""
+    told = list(_told(job, workload, attempt, cause, lacks))
+    texts = {key: str(each) for key, each in {id(each): each for _, _, each in told}.items()}
+    tells = {id(each): kind for kind, _, each in sorted(told, key=lambda one: (one[1], -_TELLS.index(one[0])))}
+
+    def message(kind: str, each: Why) -> str:
+        return texts[id(each)] if tells[id(each)] == kind else f"See condition {tells[id(each)]}."
+
+    return [
+        _condition(job.status, job.generation, kind, each.code, message(kind, each), holds=holds, now=now)
+        for kind, holds, each in told
+    ]
+
+
+def _told(
+    job: Job, workload: Workload, attempt: Attempt | None, cause: Why, lacks: Why | None
+) -> Iterator[tuple[str, bool, Why]]:
+    """Yield each condition: its type, whether it holds, and why."""
     finished = workload.state is WorkloadState.FINISHED and phase(workload, attempt) != "Stopping"
     up = attempt is not None and attempt.state in _HAS_RUN
     running = attempt is not None and up and not attempt.replaces
-    told = [
-        ("QuotaReserved", attempt is not None and attempt.holds, cause),
-        ("Admitted", attempt is not None and attempt.holds, cause),
-        ("PodsReady", running and lacks is None, lacks or cause),
-    ]
+    reserved = _reserved(Reason.RESERVED, attempt) if attempt is not None and attempt.holds else None
+    yield "QuotaReserved", reserved is not None, reserved or cause
+    yield "Admitted", reserved is not None, reserved or cause
+    yield "PodsReady", running and lacks is None, lacks or cause
     if job.unpromised:
-        told.append(("PlaceUncertain", True, uncertain(job)))
+        yield "PlaceUncertain", True, uncertain(job)
     if (shorter := cut(job)) is not None:
-        told.append(("GraceCut", True, shorter))
+        yield "GraceCut", True, shorter
     if attempt is not None and attempt.shrunk is not None and not attempt.replaces:
-        told.append(("Shrunk", True, attempt.shrunk))
+        yield "Shrunk", True, attempt.shrunk
     end = attempt.end if attempt else workload.last_end
     if attempt is not None and attempt.asking:
-        told.append(("Checkpointing", True, cause))
+        yield "Checkpointing", True, cause
     elif end is not None and end.ask is not None and end.ask.pods:
-        told.append(("Checkpointing", False, end.ask.outcome))
+        yield "Checkpointing", False, end.ask.outcome
     if end is not None and end.outcome is Outcome.REQUEUE:
-        told += [("Evicted", True, end.why), ("Requeued", attempt is None, end.why)]
+        yield "Evicted", True, end.why
+        yield "Requeued", attempt is None, end.why
     elif workload.attempt > 1:
-        told += [("Evicted", False, cause), ("Requeued", False, cause)]
+        yield "Evicted", False, cause
+        yield "Requeued", False, cause
     preempted = end is not None and end.why.reason in FOR_OTHERS and not finished
     if preempted or workload.preemptions:
-        told.append(("Preempted", preempted, end.why if preempted and end is not None else cause))
+        yield "Preempted", preempted, end.why if preempted and end is not None else cause
     if finished:
-        told.append(("Finished", True, cause))
-    return [_condition(job.status, job.generation, kind, cause, holds=holds, now=now) for kind, holds, cause in told]
+        yield "Finished", True, cause
 
 
 def of_queue(
@@ -231,13 +262,14 @@ def of_queue(
             for (flavor, resource), amount in ({**queue.nominal, **(node.subtree if node else {})}).items()
         ][:MAX_QUOTAS],
         "conditions": [
-            _condition(queue.status, queue.generation, kind, cause, holds=holds, now=now) for kind, holds, cause in told
+            _condition(queue.status, queue.generation, kind, cause.code, str(cause), holds=holds, now=now)
+            for kind, holds, cause in told
         ],
     }
 
 
 def _condition(
-    before: Mapping[str, Any], generation: int, kind: str, cause: Why, *, holds: bool, now: float
+    before: Mapping[str, Any], generation: int, kind: str, code: str, message: str, *, holds: bool, now: float
 ) -> dict[str, Any]:
     """Return a condition; it keeps its transition time as long as its status stays the same."""
     old: Mapping[str, Any] = next((c for c in before.get("conditions") or () if c.get("type") == kind), {})
@@ -245,8 +277,8 @@ def _condition(
     return {
         "type": kind,
         "status": value,
-        "reason": cause.code,
-        "message": str(cause),
+        "reason": code,
+        "message": message,
         "observedGeneration": generation,
         "lastTransitionTime": old["lastTransitionTime"] if old.get("status") == value else timestamp(now),
     }

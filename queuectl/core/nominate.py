@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from queuectl.core import fit
 from queuectl.core.backlog import pending_key
 from queuectl.core.cards import cards, charge, weigh
-from queuectl.core.explain import short_of_quota, waiting_for_others
+from queuectl.core.explain import largest, short_of_quota, waiting_for_others
 from queuectl.core.flavors import Assignment, Group, Mode, Wanted, Way, assign, groups_of
 from queuectl.core.freed import Freed
 from queuectl.core.limits import limited, requested
@@ -577,6 +577,7 @@ class _Search:
                     wanted=format_quantity(resource, amount),
                     used=format_quantity(resource, self.node.usage.get(cell, 0)),
                     nominal=format_quantity(resource, self.node.quota(cell).nominal),
+                    jobs=largest(self.snapshot.later, self.gang.queue, cell, self.snapshot.running.get(self.gang.queue, ())),
                 )  # fmt: skip
             if amount > self.node.available(cell):
                 return self._short_of_quota(cell, amount)
@@ -586,7 +587,7 @@ class _Search:
         rule, running = self.queue.preemption.within_queue, self.snapshot.running.get(self.gang.queue, ())
         lower = [g for g in running if g.priority < self.gang.priority] if rule is not Within.NEVER else []
         fixed = [g for g in lower if not g.preemptible and not g.evicting and g.usage.get(cell)]
-        return short_of_quota(self.snapshot.later, self.gang.queue, cell, amount, fixed)
+        return short_of_quota(self.snapshot.later, self.gang.queue, cell, amount, running=running, fixed=fixed)
 
     def _unoffered(self, wanted: Wanted) -> str:
         asked = sorted(resource for resource in wanted.amounts if is_extended(resource))

@@ -218,7 +218,9 @@ class Tree:
     def __init__(self, queues: Iterable[tuple[str, str, Mapping[Cell, Quota], Fraction]]) -> None:
         """Build from (name, parent or "", quotas, weight); the parents must not form a cycle."""
         self.nodes: dict[str, Node] = {}
-        self.told: dict[tuple[str, Cell], str] = {}  # who uses what, in words, until that changes
+        self.told: dict[
+            tuple[str, Cell, type], str
+        ] = {}  # which queues or gangs use what, in words, until that changes
         parents: dict[str, str] = {}
         for name, parent, quotas, weight in queues:
             self.nodes[name] = Node(name, quotas, weight)

@@ -72,7 +72,8 @@ class AmountMarker:
     def check(self, value: object) -> int | str:
         """Return the value as written; raises ValueError when it isn't a quantity or is negative."""
         if isinstance(value, bool) or not isinstance(value, int | str):
-            raise ValueError(f"{value!r} {NOT_A_QUANTITY}, a fraction as text or in thousandths: 500m")  # noqa: TRY004 - pydantic's way
+            part = f'a part as text, "{value}" or 500m; of devices such as GPUs there are only whole ones'
+            raise ValueError(f"{value!r} {NOT_A_QUANTITY}, {part}")  # noqa: TRY004 - pydantic's way
         if not re.fullmatch(QUANTITY_PATTERN, str(value)):
             raise ValueError(f'"{value}" {NOT_A_QUANTITY}')
         if parse_quantity("", value) < 0:

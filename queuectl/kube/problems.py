@@ -43,8 +43,13 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return which of the known names may be meant, or which there are."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3)
-    return f"did you mean {' or '.join(near)}?" if near else f"known are {listed(names, _MANY) or 'none'}"
+    return alike(name, names) or f"known are {listed(names, _MANY) or 'none'}"
+
+
+def alike(name: str, known: Sequence[str]) -> str:
+    """Return which of the known names may be meant; empty when none is near."""
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def _siblings(schema: dict[str, Any], loc: Sequence[int | str]) -> list[str]:

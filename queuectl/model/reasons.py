@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from string import Formatter
 
 from queuectl.model.policy import Cause
@@ -40,7 +41,7 @@ class Reason(Enum):
     )
     WAITING_FOR_QUOTA = (
         "It asks for {wanted} {resource} in flavor {flavor}, and queue {queue} is short of {missing}: it owns {nominal}"
-        " and uses {used}{limit}.{holders}"
+        " and uses {used}{limit}.{holders}{jobs}"
     )
     EXCEEDS_CLUSTER = (
         "Can never fit on today's nodes: of {need:pod} of role {role}, {found} would fit on the {nodes:node} of flavor"
@@ -53,7 +54,7 @@ class Reason(Enum):
     MAINTENANCE_AHEAD = "Maintenance takes {nodes} at {at}, and {lasts}; with {change} it would start now."
     WAITING_FOR_OWN_QUOTA = (
         "It is not preemptible and so does not borrow: it asks for {wanted} {resource} in flavor {flavor}, and of queue"
-        " {queue}'s own {nominal}, {used} are in use."
+        " {queue}'s own {nominal}, {used} are in use.{jobs}"
     )
     EXCEEDS_OWN_QUOTA = (
         "Can never fit: it is not preemptible and so does not borrow; it asks for {wanted} {resource} and queue {queue}"
@@ -79,7 +80,8 @@ class Reason(Enum):
     )
     # starting and running
     ADMITTED = "Capacity for {pods:pod} is reserved on {nodes:node}; the whole gang is being created."
-    STARTING = "The whole gang, {pods:pod}, was ungated together; bound to nodes: {bound}, ready: {ready}.{waits}"
+    RESERVED = "Room for {pods:pod} is reserved on {nodes:node}."
+    STARTING = "The whole gang, {pods:pod}, was let go together; bound to nodes: {bound}, ready: {ready}.{waits}"
     RUNNING = "The whole gang is ready: {pods:pod}."
     PODS_NOT_READY = "Ready now: {ready} of {pods:pod}; {problem}."
     PARTLY_DONE = "{left} of {pods:pod} run on; {done} are done, and what they held is given back."
@@ -170,7 +172,7 @@ class Reason(Enum):
     MAX_RUN_SECONDS_EXCEEDED = "Ran longer than maxRunSeconds of {seconds}."
     DELETED = "Deleted by its user."
 
-    @property
+    @cached_property
     def code(self) -> str:
         """The CamelCase name that conditions, events and metrics carry."""
         return "".join(part.capitalize() for part in self.name.split("_"))
@@ -227,6 +229,12 @@ FOR_OTHERS = frozenset({Reason.PREEMPTED, Reason.MOVED})  # ends for somebody el
 GIVES_UP = frozenset({Reason.SHRUNK, Reason.SHRUNK_FOR_QUOTA})  # pods, and the gang runs on with the others
 
 LEAVES_NODE = frozenset({Reason.NODE_FAULTY, Reason.NODE_MAINTENANCE})  # ends for the sake of a node
+
+# Waits that only end when somebody changes something.
+STUCK = frozenset({
+    Reason.QUEUE_NOT_FOUND, Reason.NAMESPACE_NOT_ALLOWED, Reason.EXCEEDS_LIMIT, Reason.MISCONFIGURED,
+    Reason.NO_MATCHING_FLAVOR, Reason.EXCEEDS_MAX_QUOTA, Reason.EXCEEDS_OWN_QUOTA, Reason.EXCEEDS_CLUSTER,
+})  # fmt: skip
 
 BY_CODE = {reason.code: reason for reason in Reason}
 _HOLES = {reason: {name for _, name, _, _ in Formatter().parse(reason.value) if name} for reason in Reason}

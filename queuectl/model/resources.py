@@ -47,7 +47,7 @@ def parse_quantity(resource: str, value: str | float) -> int:
     Raises ValueError naming the value when it is not a quantity ("8 GPUs").
     """
     unit = 1000 if resource == "cpu" else CARD if resource == CARDS else 1
-    amount = _UP.to_integral_value(_UP.multiply(_exact(value), unit))
+    amount = _UP.to_integral_value(_UP.multiply(_exact(value, resource), unit))
     return int(amount.max(-MAX_AMOUNT).min(MAX_AMOUNT))
 
 
@@ -57,11 +57,13 @@ def is_whole(value: str | float) -> bool:
     return exact == _UP.to_integral_value(exact)
 
 
-def _exact(value: str | float) -> Decimal:
+def _exact(value: str | float, resource: str = "") -> Decimal:
     text = str(value)
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise ValueError(f"{value!r} is not a quantity; write a number with an optional unit, such as 8, 500m or 64Gi")
+        whole = is_extended(resource) and resource != CARDS
+        remedy = "a whole number, such as 8" if whole else "a number with an optional unit, such as 8, 500m or 64Gi"
+        raise ValueError(f"{value!r} is not a quantity; write {remedy}")
     suffix = match.group(3) or ""
     if suffix in _SUFFIX:
         return _UP.multiply(Decimal(text.removesuffix(suffix)), _SUFFIX[suffix])

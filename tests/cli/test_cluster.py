@@ -8,6 +8,7 @@ import yaml
 from queuectl.cli.cluster import views
 from queuectl.cli.errors import Exit
 from queuectl.model.devices import Allocated, DeviceClaim, Listed, Slice
+from queuectl.model.maintenance import Maintenance, NodePhase, NodeState
 from queuectl.model.objects import DeviceKind, Flavor
 from tests.support.builders import node
 from tests.support.commands import Commands
@@ -49,18 +50,18 @@ async def test_nodes_show_who_holds_their_gpus(live: Stage, staged: Commands) ->
     spec = {"containers": [container], "nodeName": other}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "namespace": live.namespace}, "spec": spec}
     async with staged.running("nodes", "-w") as output:
-        await output.until_row(other, "8", "0", "0", "8")
+        await output.until_row(other, "8", "0", "0", "8", "-")
         await live.create(pod)
-        await output.until_row(other, "8", "0", "3", "5")
+        await output.until_row(other, "8", "0", "3", "5", "-")
     cordon = {"spec": {"unschedulable": True}}
     await live.client.request(
         "PATCH", f"/api/v1/nodes/{names[2]}", body=cordon, content_type="application/merge-patch+json"
     )
 
     rows = {row[0]: row[1:] for row in (await staged("nodes", *names)).rows}
-    assert rows["NAME"] == ["STATE", "FLAVOR", "RESOURCE", "GPUS", "HELD", "OTHERS", "FREE"]
-    assert rows[held][3:] == ["8", "4", "0", "4"]
-    assert rows[other][3:] == ["8", "0", "3", "5"]
+    assert rows["NAME"] == ["STATE", "FLAVOR", "RESOURCE", "GPUS", "HELD", "OTHERS", "FREE", "MAINTENANCE"]
+    assert rows[held][3:] == ["8", "4", "0", "4", "-"]
+    assert rows[other][3:] == ["8", "0", "3", "5", "-"]
     assert live.name in rows[held][1]
     assert rows[names[2]][0] == ("Ready,Cordoned")
     one = json.loads((await staged("nodes", held, "-o", "json")).out)
@@ -68,7 +69,10 @@ async def test_nodes_show_who_holds_their_gpus(live: Stage, staged: Commands) ->
     assert (one["model"], one["problems"]) == ("NVIDIA-H100-80GB-HBM3", [])
     assert len(yaml.safe_load((await staged("nodes", *names, "-o", "yaml")).out)) == 3
     assert (await staged("nodes", held, "-o", "name")).out == f"node/{held}\n"
-    assert 'no node "nowhere"' in (await staged("nodes", "nowhere", code=Exit.NOT_FOUND)).err
+    for words in (("nodes",), ("forgive",), ("maintenance", "done")):
+        told = (await staged(*words, held[:-1], code=Exit.NOT_FOUND)).err
+        assert f'no node "{held[:-1]}"; did you mean ' in told
+        assert held in told
 
 
 def test_wide_nodes_tell_what_their_gpus_are_and_what_can_t_be_right() -> None:
@@ -85,18 +89,28 @@ def test_wide_nodes_tell_what_their_gpus_are_and_what_can_t_be_right() -> None:
     )
     shown = views(flavors, [sick, plain], [])
     rows = [row for view in shown for row in view.rows(wide=True)]
-    assert [(row[3], row[4], row[9]) for row in rows] == [
+    assert [(row[3], row[4], row[10]) for row in rows] == [
         ("example.com/t4", 3, "shared"), ("nvidia.com/gpu", 7, "shared"), ("nvidia.com/mig-1g.5gb", 2, "slice 1g.5gb"),
         ("", 0, ""),  # only by the other flavor's word is it a GPU
     ]  # fmt: skip
-    assert rows[0][8:11:2] == ["Tesla-T4-SHARED", "550.1"]
+    assert rows[0][9:12:2] == ["Tesla-T4-SHARED", "550.1"]
     few, strategy = shown[0].problems
     assert few == (
         "label nvidia.com/gpu.count is 2 and nvidia.com/gpu.replicas 4, and the node offers 7 nvidia.com/gpu;"
         " right would be 8, unless one is unhealthy"
     )
     assert strategy.endswith("label nvidia.com/mig.strategy is none; right would be mixed")
-    assert rows[0][11] == "; ".join(shown[0].problems)
+    assert rows[0][12] == "; ".join(shown[0].problems)
+
+
+def test_nodes_show_the_maintenance_that_they_belong_to_and_how_far_they_are() -> None:
+    def under(name: str, created: float, **phases: NodePhase) -> Maintenance:
+        return Maintenance(name, created_at=created, states=tuple(NodeState(n, p, 0.0) for n, p in phases.items()))
+
+    fans = under("fans", 1, a=NodePhase.RELEASED, b=NodePhase.DRAINING, c=NodePhase.PENDING)
+    drivers = under("drivers", 2, a=NodePhase.PENDING, b=NodePhase.PENDING, c=NodePhase.SAFE, d=NodePhase.SKIPPED)
+    shown = views([], [node(name) for name in "abcd"], [], maintenances=[drivers, fans])
+    assert [row[8] for view in shown for row in view.rows()] == ["drivers:Pending", "fans:Draining", "drivers:Safe", ""]
 
 
 def test_nodes_show_what_conditions_say_to_be_at_fault() -> None:
@@ -118,6 +132,6 @@ def test_nodes_show_gpus_that_claims_name() -> None:
 
     [view] = views([Flavor("named", devices=kind)], [node("a", gpu=0)], [], slices, claims)
 
-    assert view.rows() == [["a", "Ready", "named", GPU, 4, 2, 1, 1]]
+    assert view.rows() == [["a", "Ready", "named", GPU, 4, 2, 1, 1, ""]]
     assert view.model == "H-100"
     assert any("device gpu-4" in problem for problem in view.problems)

@@ -69,6 +69,12 @@ async def test_lists_of_jobs(live: Stage, staged: Commands) -> None:
     missing = await staged("get", "first", "third", code=Exit.NOT_FOUND)
     assert [row[0] for row in missing.rows] == ["NAME", "first"]
     assert f'no job "third" in namespace {live.namespace}; "queuectl get -A"' in missing.err
+    typo = await staged("get", "frist", code=Exit.NOT_FOUND)
+    assert f'no job "frist" in namespace {live.namespace}; did you mean first?' in typo.err
+    kind = await staged("describe", "queue", live.name, code=Exit.NOT_FOUND)
+    assert 'no job "queue"' in kind.err
+    assert '"queuectl queues" lists queues' in kind.err
+    assert [row[0] for row in (await staged("get", "--phase", "running")).rows] == ["NAME", "first"]
 
 
 async def test_a_watch_shows_each_change_until_it_is_interrupted(live: Stage, staged: Commands) -> None:
@@ -113,6 +119,10 @@ async def test_a_description_says_where_the_pods_are_and_what_happened(live: Sta
     assert any("Normal Admitted Capacity for 2 pods is reserved on 2 nodes" in line for line in section), events.out
 
     waiting = await staged("describe", "behind")
+    both = await staged("describe", "told", "behind")
+    assert [row[1] for row in both.rows if row[:1] == ["Name:"]] == ["told", "behind"]
+    assert f"Logs: kubectl logs -n {live.namespace} told-worker-1-0" in events.out
+    assert f"Jobs of {live.name}: {live.namespace}/told (16)." in waiting.out
     assert f"1 in queue {live.name}" in waiting.out
     assert "it owns 16 and uses 16" in waiting.out
     assert "Pods: none" in waiting.out
@@ -128,15 +138,22 @@ async def test_hold_and_release(live: Stage, staged: Commands) -> None:
     await live.until_reason("held", "WaitingForQuota")
 
     assert (await staged("hold", "held")).out == "trainingjob.queuectl.dev/held held\n"
-    assert (await staged("hold", "held")).out == "trainingjob.queuectl.dev/held already held\n"
+    assert (await staged("hold", "held")).out == "trainingjob.queuectl.dev/held is held already\n"
     await live.until_reason("held", "Held")
     refused = await staged("hold", "blocker", code=Exit.REFUSED)
     assert "job blocker is Running: only a waiting job can be held. To stop it: queuectl cancel blocker" in refused.err
 
+    waits = await staged("release", "held")
+    assert waits.out == "trainingjob.queuectl.dev/held released\n"
+    await live.until_reason("held", "WaitingForQuota")
+    waits = await staged("release", "held")
+    assert waits.out == "trainingjob.queuectl.dev/held is not held: it is Pending (WaitingForQuota)\n"
+    await staged("hold", "held")
+
     await staged("cancel", "blocker")
     assert (await staged("release", "held")).out == "trainingjob.queuectl.dev/held released\n"
     await live.until_phase("held", "Running")
-    assert (await staged("release", "held")).out == "trainingjob.queuectl.dev/held not held\n"
+    assert (await staged("release", "held")).out == "trainingjob.queuectl.dev/held is not held: it is Running\n"
     assert 'no job "nobody"' in (await staged("release", "held", "nobody", code=Exit.NOT_FOUND)).err
 
 

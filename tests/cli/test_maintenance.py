@@ -6,6 +6,7 @@ import pytest
 
 from queuectl.cli.errors import Exit
 from tests.support.commands import Commands
+from tests.support.eventually import eventually
 from tests.support.stage import Stage
 
 
@@ -36,6 +37,20 @@ async def test_what_is_not_there_is_told(live: Stage, cli: Commands) -> None:
     assert "under no maintenance" in (await cli("maintenance", "done", node, code=Exit.REFUSED)).err
     for verb in ("status", "cancel"):
         assert 'no maintenance "none"' in (await cli("maintenance", verb, "none", code=Exit.NOT_FOUND)).err
+
+
+async def test_a_node_that_is_safe_is_shown_with_what_to_say_once_the_work_is_done(live: Stage, cli: Commands) -> None:
+    [node] = await live.nodes(1)
+    await cli("maintenance", "start", node, "--name", live.name)
+
+    async def safe() -> bool:
+        return f"queuectl maintenance done {node}\n" in (await cli("maintenance", "status", live.name)).err
+
+    await eventually(safe, "the node is safe")
+    assert (await cli("nodes", node)).rows[1][-1] == f"{live.name}:Safe"
+    typo = await cli("maintenance", "cancel", live.name[:-1], code=Exit.NOT_FOUND)
+    assert "did you mean " in typo.err
+    await cli("maintenance", "done", node)
 
 
 async def test_a_name_that_is_taken_is_told(live: Stage, cli: Commands) -> None:

@@ -169,6 +169,9 @@ async def test_a_kubeconfig_that_does_not_exist(tmp_path: Path) -> None:
         (["submit"], "Missing option"),
         (["submit", "-f", "no-such-file"], "no-such-file: No such file or directory; name a file, or -"),
         (["describe"], "Missing argument"),
+        (["explain", "llm"], "No such command 'explain'. Did you mean 'describe'?"),
+        (["delete", "llm"], "No such command 'delete'. Did you mean 'cancel'?"),
+        (["node"], "No such command 'node'. Did you mean 'nodes'?"),
     ],
 )
 async def test_wrong_usage(words: list[str], told: str, cli: Commands) -> None:

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from queuectl.control.report import REST_SECONDS, Reporter
+from queuectl.control import report
+from queuectl.control.report import REST_SECONDS, WAIT_SECONDS, WAITS_KEPT, Reporter
 from queuectl.control.world import World
 from queuectl.core.lifecycle import BackOff
 from queuectl.kube.client import ApiError
@@ -16,16 +17,21 @@ from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload
 from queuectl.model.objects import Job, Node, Pod
 from queuectl.model.plan import Placement, Plan
-from queuectl.model.reasons import Reason, why
+from queuectl.model.reasons import Reason, Why, why
 from tests.support.builders import gang, role
 from tests.support.eventually import eventually
 
 
 class Api:
-    """Takes statuses, and remembers whose."""
+    """Takes statuses and events, and remembers whose."""
 
     def __init__(self) -> None:
         self.writes: list[str] = []
+        self.events: list[tuple[str, str, str]] = []
+
+    async def create_event(self, namespace: str, body: Mapping[str, Any]) -> None:
+        assert namespace == "team"
+        self.events.append((body["regarding"]["name"], body["type"], body["reason"]))
 
     async def patch_job_status(self, job: Job, status: Mapping[str, Any]) -> Job:
         self.writes.append(job.gang.uid)
@@ -50,12 +56,12 @@ class Line:
         await self._steps.acquire()
         self._left -= 1
 
-    def planned(self, first: int = 0, *, used: int = 8) -> None:
+    def planned(self, first: int = 0, *, used: int = 8, jobs: str = "", wait: Why | None = None) -> None:
         """Take in a cycle in which those before ``first`` have started."""
         left = self.names[first:]
-        wait = why(
+        wait = wait or why(
             Reason.WAITING_FOR_QUOTA, queue="q", flavor="any", resource="nvidia.com/gpu", wanted=1, missing=1, used=used,
-            nominal=8, limit="", holders="",
+            nominal=8, limit="", holders="", jobs=jobs,
         )  # fmt: skip
         self.world.waiting.update([], gone=self.names[:first])
         self.world.plan = Plan(waits=dict.fromkeys(left, wait), positions={name: i for i, name in enumerate(left, 1)})
@@ -91,6 +97,15 @@ async def line(waiting: int) -> AsyncIterator[Line]:
 
 
 SIZES = [100, 1000]
+
+
+@pytest.mark.parametrize("waiting", SIZES)
+async def test_which_jobs_hold_the_quota_is_told_to_the_first_ten(waiting: int) -> None:
+    async with line(waiting) as one:
+        for holder in ("first", "next"):
+            one.planned(jobs=f" Jobs of q: team/{holder} (8).")
+            assert sorted(await one.told(100)) == one.names[:10]
+            assert one.shown(one.names[0])["message"].endswith(f"Jobs of q: team/{holder} (8).")
 
 
 @pytest.mark.parametrize("waiting", SIZES)
@@ -181,3 +196,52 @@ async def test_a_job_read_in_a_conflict_does_not_undo_what_the_watch_has_shown_m
     reporter = Reporter(world, cast("Writer", Behind()), "me", lambda: 0.0)
     assert await reporter.admitted(one.uid) is None, "its spec is another by now"
     assert world.jobs[one.uid].generation == 2
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no time between events of those that wait."""
+    monkeypatch.setattr(report, "WAIT_EVENT_SECONDS", 0.001)
+
+
+async def until_events(one: Line, count: int) -> list[tuple[str, str, str]]:
+    async def there() -> bool:
+        return len(one.api.events) >= count
+
+    await eventually(there, f"{count} events")
+    return sorted(one.api.events)
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_who_waits_has_an_event_for_each_reason_and_who_starts_soon_has_none() -> None:
+    async with line(3) as one:
+        soon, first, second = one.names
+        one.now = WAIT_SECONDS - 1
+        del one.world.workloads[soon]
+        one.planned(1, used=7)  # other numbers, the same reason
+        await one.told(4)
+        one.now = WAIT_SECONDS
+        told = await until_events(one, 2)
+        assert told == [(name, "Normal", "WaitingForQuota") for name in (first, second)]
+
+        missing = why(Reason.QUEUE_NOT_FOUND, queue="q")
+        one.planned(1, wait=missing)
+        await one.told(4)
+        one.planned(1)
+        one.world.plan = replace(one.world.plan, waits={**one.world.plan.waits, second: missing})
+        await one.told(4)  # the first waits for what it did before, and that was told
+        one.now += WAIT_SECONDS
+        assert (await until_events(one, 3))[-1] == (second, "Warning", "QueueNotFound")
+        assert len(one.api.events) == 3
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_events_of_those_that_wait_are_bounded_however_many_do() -> None:
+    async with line(WAITS_KEPT + 500) as one:
+        one.now += WAIT_SECONDS
+        await until_events(one, WAITS_KEPT)
+        one.planned(wait=why(Reason.QUEUE_NOT_FOUND, queue="q"))
+        await one.told(2)  # who is told now comes behind all of those
+        one.now += WAIT_SECONDS
+        told = await until_events(one, WAITS_KEPT + 1)
+        assert [reason for _, _, reason in told].count("WaitingForQuota") == WAITS_KEPT

@@ -92,5 +92,46 @@ def test_a_gang_that_starts_says_how_far_its_pods_are_and_which_cannot_start() -
     pods["worker", 2] = replace(pods["worker", 2], node="n", waits="ImagePullBackOff")
     workload = Workload("g", "team", "g", "q", 0, 0.0, 1, state=WorkloadState.ACTIVE, attempt=1)
     assert str(reason(workload, attempt, None, (), pods=pods)) == (
-        "The whole gang, 3 pods, was ungated together; bound to nodes: 2, ready: 1. Pod g-worker-2 waits: ImagePullBackOff."
+        "The whole gang, 3 pods, was let go together; bound to nodes: 2, ready: 1. Pod g-worker-2 waits: ImagePullBackOff."
     )
+
+
+def test_a_cause_is_told_by_one_condition_and_the_others_refer_to_it() -> None:
+    """At each moment of a job that runs, gives way to another, waits, and runs again to its end."""
+    scenario = read(
+        {
+            "nodes": [{"name": "n", "gpus": 1}],
+            "queues": [
+                {
+                    "name": "q",
+                    "preemption": {"withinQueue": "LowerPriority"},
+                    "quotas": [{"flavor": "default", "resource": GPU, "nominal": 1}],
+                }
+            ],
+            "jobs": [
+                {"name": "j", "queue": "q", "gpus": 1, "run": 30, "grace": 10},
+                {"name": "high", "queue": "q", "gpus": 1, "priority": 1, "at": 5, "run": 20},
+            ],
+        }
+    )
+    told = []
+    for until in (4, 10, 20, 50, 100):
+        clock = Clockwork(scenario.model_copy(update={"until": until}))
+        clock.run()
+        world, attempt = clock.world, clock.world.attempts.get("j")
+        status = desired(
+            world.jobs["j"], world.workloads["j"], attempt, pods={}, wait=world.plan.waits.get("j"), leaving=(),
+            position=None, now=until,
+        )  # fmt: skip
+        found = {each["type"]: each["message"] for each in status["conditions"]}
+        causes = [message for message in found.values() if not message.startswith("See condition ")]
+        assert len(causes) == len(set(causes))
+        assert {f"See condition {kind}." for kind in found} >= {*found.values()} - {*causes}
+        told.append((status["phase"], *(kind for kind, message in found.items() if message == status["message"])))
+    assert told == [
+        ("Running", "PodsReady"),
+        ("Stopping", "Preempted"),
+        ("Pending", "QuotaReserved"),
+        ("Running", "PodsReady"),
+        ("Succeeded", "Finished"),
+    ]

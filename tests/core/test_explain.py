@@ -34,7 +34,7 @@ def test_a_borrowing_limit_is_named_where_it_is_what_keeps_the_job_waiting() -> 
     runs, waits = {"name": "runs", "queue": "a", "gpus": 5}, {"name": "waits", "queue": "a", "gpus": 2, "at": 1}
     assert told(clockwork(queues, runs, waits), "waits") == (
         f"It asks for 2 {GPU} in flavor default, and queue a is short of 1: it owns 4 and uses 5, and it may borrow 2"
-        " (borrowingLimit)."
+        " (borrowingLimit). Jobs of a: default/runs (5)."
     )
 
 
@@ -43,7 +43,25 @@ def test_the_borrowing_limit_of_a_queue_above_is_named() -> None:
     runs, waits = {"name": "runs", "queue": "a", "gpus": 4}, {"name": "waits", "queue": "a", "gpus": 2, "at": 1}
     assert told(clockwork(queues, runs, waits), "waits") == (
         f"It asks for 2 {GPU} in flavor default, and queue a is short of 1: it owns 4 and uses 4; of the 4 that left has"
-        " for its queues, 4 are in use, and it may borrow 1 (borrowingLimit). Used by: a (4)."
+        " for its queues, 4 are in use, and it may borrow 1 (borrowingLimit). Used by: a (4). Jobs of a: default/runs (4)."
+    )
+
+
+def test_who_holds_the_queues_own_quota_is_named_the_largest_first() -> None:
+    sizes = {"a": 1, "b": 6, "c": 2, "d": 3, "e": 4}
+    runs = [{"name": name, "queue": "q", "gpus": gpus} for name, gpus in sizes.items()]
+    for rule, says in (({}, "queue q is short of 2"), ({"preemptible": False}, "It is not preemptible")):
+        waits = {"name": "waits", "queue": "q", "gpus": 2, "at": 1, **rule}
+        message = told(clockwork([{"name": "q", "quotas": [quota(16)]}], *runs, waits), "waits")
+        assert says in message
+        assert message.endswith(" Jobs of q: default/b (6), default/e (4), default/d (3), and 2 more.")
+
+
+def test_jobs_of_queues_below_are_told_by_their_queue() -> None:
+    queues = [{"name": "top", "quotas": [quota(8)]}, team("below", 0, parent="top")]
+    runs, waits = {"name": "runs", "queue": "below", "gpus": 8}, {"name": "waits", "queue": "top", "gpus": 2, "at": 1}
+    assert told(clockwork(queues, runs, waits), "waits").endswith(
+        "it owns 8 and uses 8. Used by: below (8, 8 borrowed)."
     )
 
 
@@ -118,7 +136,7 @@ def test_who_is_not_preemptible_and_in_the_way_is_named() -> None:
     low = {"name": "low", "queue": "q", "gpus": 8, "preemptible": False}
     high = {"name": "high", "queue": "q", "gpus": 8, "priority": 1, "at": 5}
     assert told(clockwork([{"name": "q", "quotas": [quota(8)], **rules}], low, high), "high").endswith(
-        "it owns 8 and uses 8. Not preemptible: default/low."
+        "it owns 8 and uses 8. Not preemptible: default/low. Jobs of q: default/low (8)."
     )
 
 

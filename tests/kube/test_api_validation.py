@@ -275,6 +275,12 @@ REFUSED = {
         job("a", role("worker", 2, container(resources={"limits": {"memory": "-1Gi"}}))),
         ("resources.limits", "memory", "-1Gi is below zero; write 0 or more"),
     ),
+    "half a GPU": Refused(
+        job("a", role("worker", 2, container(resources={"limits": {"nvidia.com/gpu": 0.5}}))),
+        ("resources.limits", "nvidia.com/gpu"),
+        server=("integer,string",),
+        model=("0.5", "of devices such as GPUs there are only whole ones"),
+    ),
     "an init container's request": Refused(
         with_pod(job(), initContainers=[container("prepare", gpu="one")]),
         ("initContainers", '"one" is not a quantity'),

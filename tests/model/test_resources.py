@@ -69,6 +69,14 @@ def test_nonsense_is_refused_by_its_value(text: str) -> None:
     assert repr(text) in str(refusal.value)
 
 
+@pytest.mark.parametrize(("resource", "parts"), [("cpu", True), (CARDS, True), (GPU, False)])
+def test_a_part_is_proposed_only_of_what_has_parts(resource: str, *, parts: bool) -> None:
+    with pytest.raises(ValueError, match="is not a quantity; write a ") as refusal:
+        parse_quantity(resource, "eight")
+    assert ("500m" in str(refusal.value)) is parts
+    assert ("write a whole number, such as 8" in str(refusal.value)) is not parts
+
+
 @given(
     st.decimals(min_value=-(10**30), max_value=10**30, allow_nan=False),
     st.sampled_from([("m", Fraction(1, 1000)), ("", Fraction(1)), ("Ki", Fraction(1024)), ("E", Fraction(10**18))]),
