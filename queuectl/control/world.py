@@ -155,6 +155,9 @@ class World:
     def on_node(self, old: Node | None, new: Node | None) -> None:
         """Take in a changed node."""
         name = (new or old).name  # type: ignore[union-attr]  # one of both is given
+        if old is None or (new is not None and new.uid != old.uid):
+            for uid in self._on_node.get(name, ()):
+                self.suspects.compare(self.attempts[uid], new)
         self.suspects.on_node(name, new)
         if old is not None and old == new:
             return  # a heartbeat
@@ -382,6 +385,8 @@ class World:
         self._recount(attempt)
         for pod in self.pods.get((attempt.uid, attempt.number), {}).values():  # they may be older than this term
             self._read(None, pod)
+        for placement in attempt.held:
+            self.suspects.compare(attempt, self._nodes.get(placement.node))
         self._ready_or_not(attempt.uid)
         self._stale.add(attempt.uid)
         self.touched.add(attempt.uid)
@@ -476,6 +481,7 @@ class World:
         self.attempts[uid] = self.attempts[uid].repairing(repair, now)
         self.holdings.update(self.attempts[uid])
         del self.losses[uid]
+        self.suspects.struck.pop((uid, self.attempts[uid].number), None)
         cleared = self._cleared.get((uid, self.attempts[uid].number), {})
         for key in repair.pods:
             cleared.pop(key, None)
@@ -675,6 +681,7 @@ class World:
             unready=self.silent(attempt),
             not_ready_seconds=self.suspects.patience(len(self._nodes)),
             stuck=stuck,
+            struck=self.suspects.struck.get((uid, attempt.number)),
         )
 
     def silent(self, attempt: Attempt) -> dict[str, float]:
@@ -850,6 +857,8 @@ class World:
             known = self._reports.get(key, {}).get((pod.role, pod.index))
             if (said := by_exit(self.attempts[pod.workload], pod, known)) is not None:
                 self.heard(key, (pod.role, pod.index), said)
+        if pod.disrupted and self._active(key):
+            self.suspects.on_disrupted(pod)
         if pod.report_problem and not (old and old.report_problem) and self._active(key):
             cause = why(Reason.REPORT_UNREADABLE, pod=pod.name, problem=pod.report_problem)
             self.unreadable.setdefault(pod.workload, cause)
@@ -882,6 +891,7 @@ class World:
         self._count_held(workload.uid)
         self._cleared.pop((workload.uid, attempt.number), None)
         self._reports.pop((workload.uid, attempt.number), None)
+        self.suspects.struck.pop((workload.uid, attempt.number), None)
         if workload.uid in self._placed:
             self.mix.add(self._placed.pop(workload.uid), -1)
         self._stale.add(workload.uid)

@@ -55,6 +55,7 @@ class View:
     unready: Mapping[str, float] = field(default_factory=dict)  # its nodes not ready → Unix seconds since
     not_ready_seconds: float = 30.0  # after which nobody waits for such a node any longer
     stuck: frozenset[PodKey] = frozenset()  # pods that were told to go, and nobody waits for any longer
+    struck: Why | None = None  # what nodes have done to pods of it, which may not show any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,16 +475,21 @@ def _failed(view: View, job: Job, failure: failures.Failure) -> End:
 
 
 def _excuse(view: View) -> End | None:
-    """Return the end of a gang of which a pod failed, and a node turns out to be lost; None when it stays as it is.
+    """Return the end of a gang of which a pod failed, and a node turns out to be at fault; None when it stays as it is.
 
     Peers of a pod often fail before anybody can know that its node is lost. No pod there goes before that is known.
     """
-    if view.attempt.end is None or not view.attempt.end.charged:
+    if view.attempt.end is None or not (view.attempt.end.charged or view.attempt.end.ignored):
         return None
     gone = sorted(node for node, place in view.places.items() if place is Place.GONE)
     silent = [why(Reason.NODE_NOT_READY, node=node, seconds=_unready_for(view, node)) for node in _silent(view)]
     lost = [*(why(Reason.NODE_LOST, node=node) for node in gone), *silent]
-    return End(lost[0], Outcome.REQUEUE) if lost else None
+    if lost:
+        return End(lost[0], Outcome.REQUEUE)
+    struck = view.struck
+    if struck is not None and struck.reason is Reason.POD_DISRUPTED:
+        return _again_later(view, struck)
+    return End(struck, Outcome.REQUEUE) if struck is not None else None
 
 
 def _again_later(view: View, cause: Why) -> End:

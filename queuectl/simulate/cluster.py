@@ -281,7 +281,8 @@ class Cluster:
         if verb == "node_down":
             after = self._nodes.pop(name, None) and None
         elif verb == "node_up":
-            after = self._nodes[name] = self._known[name] if before is None or was_silent else before
+            again = replace(self._known[name], created_at=now, uid=f"{name}-{now}") if before is None else before
+            after = self._nodes[name] = replace(again, ready=True, unready_since=None)
         elif verb == "node_silent":
             after = before and replace(before, ready=False, unready_since=now)
             if after is not None:

@@ -10,6 +10,7 @@ import pytest
 from queuectl.core.healing import STUCK_ON_READY_SECONDS, STUCK_SECONDS, patience, stuck_from
 from queuectl.core.lifecycle import View, loss, next_move
 from queuectl.core.suspects import offences
+from queuectl.model.failures import Action, FailurePolicy, FailureRule
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import Placement, PodKey
@@ -54,6 +55,13 @@ def ends(one: View) -> Why | None:
 def blamed(one: View) -> list[Offence]:
     move = next_move(one)
     return offences(one, move, move.end.why if move and move.end else None)
+
+
+def failed_at(one: View) -> View:
+    """Return a gang of which pods have failed, when nothing of it holds room any more."""
+    move = next_move(one)
+    assert move is not None
+    return replace(one, attempt=replace(one.attempt, state=AttemptState.ENDING, end=move.end))
 
 
 # Nodes that are not ready
@@ -187,10 +195,26 @@ def test_pods_that_failed_of_many_as_many_as_tell_that_it_is_no_nodes_fault(fail
     failed = {"phase": "Failed", "ready": False, "exit_code": 3}
     one = view(pods={0: failed, 1: failed, 2: failed})
     one = replace(one, workload=replace(WORKLOAD, failures=failures))
-    assert [(each.node, str(each.why)) for each in blamed(one)] == [
+    assert blamed(one) == [], "a node may turn out to be lost, of which they failed"
+    assert [(each.node, str(each.why)) for each in blamed(failed_at(one))] == [
         ("n0", "Pod g-worker-0 failed with exit code 3."),
         ("n1", "Pod g-worker-1 failed with exit code 3."),
     ]
+
+
+@pytest.mark.parametrize("rules", [(), (FailureRule(Action.AVOID_NODE, codes=frozenset({1})),)])
+def test_the_node_that_peers_failed_of_and_not_theirs_also_when_another_has_its_name(
+    rules: tuple[FailureRule, ...],
+) -> None:
+    failed = {"phase": "Failed", "ready": False, "exit_code": 1, "exits": (("main", 1),)}
+    one = view(pods={0: failed, 1: failed})
+    one = replace(one, job=replace(JOB, backoff_limit=0, failures=FailurePolicy(rules)))
+    over = failed_at(one)
+    del over.pods["worker", 2]  # type: ignore[attr-defined]  # it was removed with its node
+    replaced = why(Reason.NODE_REPLACED, node="n2")
+    over = replace(over, struck=replaced)
+    assert next_move(over) == Move("g", 3, AttemptState.ENDED, End(replaced, Outcome.REQUEUE))
+    assert [(each.node, each.why) for each in blamed(over)] == [("n2", replaced)]
 
 
 def test_nothing_when_it_goes_for_others_or_comes_to_its_end() -> None:
