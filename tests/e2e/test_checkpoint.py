@@ -136,6 +136,30 @@ async def test_a_victim_saves_its_work_and_goes_on_there_also_when_the_controlle
     assert "Checkpointed" in await ledger.history(stage, "low")
 
 
+async def test_what_was_saved_while_no_controller_led_is_known_to_the_next_and_answers_what_was_asked(
+    stage: Stage,
+) -> None:
+    controller = stage.controller()
+    controller.start()
+    await running(stage, "low", signal="Annotation", graceSeconds=600, path="/c")
+    controller.kill()
+    for step, pod in enumerate(await stage.pods("low"), start=40):
+        await report(stage, pod, None, step)
+    controller.start()
+    await until_saved(stage, "low", 40)
+
+    await stage.submit("high", 2, 8, priority=5)
+    asked = await asks(stage, "low")
+    controller.kill()
+    for pod, ask in asked:
+        await report(stage, pod, ask["id"], 50)
+    controller.start()
+    await remove(stage, "low")
+    await stage.until_phase("high", "Running")
+    [one] = await interruptions(stage, "low")
+    assert (one["saved_step"], one["answered"]) == (50, True)
+
+
 async def test_who_does_not_answer_goes_at_the_deadline(stage: Stage) -> None:
     stage.controller().start()
     await running(stage, "low", signal="Annotation", graceSeconds=3)
