@@ -24,7 +24,7 @@ from queuectl.core.elastic import last, pods_of, spare
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
 from queuectl.core.healing import stuck_from
-from queuectl.core.lifecycle import BackOff, Loss, View, all_ready, deadline
+from queuectl.core.lifecycle import GIVING_BACK, BackOff, Loss, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
 from queuectl.core.moves import kept_for
 from queuectl.core.snapshot import Broken, Elastic, MoveOrder, Moving, Policy, Snapshot
@@ -662,7 +662,7 @@ class World:
         if attempt is None:
             return None
         pods = self._pods_of(attempt)
-        told = pods.items() if attempt.state is AttemptState.ENDING else ()
+        told = pods.items() if attempt.state in GIVING_BACK else ()
         stuck = frozenset(key for key, pod in told if self._stuck_from(pod) <= now)
         return View(
             workload=self.workloads[uid],
@@ -722,7 +722,7 @@ class World:
         for node, since in self.suspects.unready.items():
             yield since + patience, self._on_node.get(node, set())
         for uid, attempt in self.attempts.items():
-            if attempt.state is AttemptState.ENDING:
+            if attempt.state in GIVING_BACK:
                 for pod in self.pods.get((uid, attempt.number), {}).values():
                     yield self._stuck_from(pod), {uid}
 

@@ -21,6 +21,11 @@ _LOST = {
 }
 _STARTING = {AttemptState.RESERVED, AttemptState.CREATED, AttemptState.UNGATED}
 _COMING = {AttemptState.REPAIRING, AttemptState.GROWING}
+GIVING_BACK = {
+    AttemptState.ENDING,
+    AttemptState.SHRINKING,
+    AttemptState.REPAIRING,
+}  # pods have to stop before it goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,7 @@ def _end(view: View, job: Job | None) -> End | None:
         or _succeeded(view, job)
         or _overran(view, job)
         or _pod_fault(view, job)
+        or _part_stuck(view)
         or _place_lost(view)
         or _told_to_leave(view, job)
         or _promise_lost(view)
@@ -357,6 +363,19 @@ def loss(view: View) -> Loss | None:
     return Loss(frozenset(pods), end.why)
 
 
+def _part_stuck(view: View) -> End | None:
+    """Return the end of a gang that can't give up a part, for which somebody waits; on silent nodes nobody does."""
+    if view.attempt.state is not AttemptState.SHRINKING:
+        return None
+    left = [pod for pod in holding(view) if _key(pod) in view.stuck and pod.node not in view.unready]
+    return End(still_there(view, left[0]), Outcome.REQUEUE) if left else None
+
+
+def still_there(view: View, pod: Pod) -> Why:
+    """Say for how long a pod should have stopped."""
+    return why(Reason.POD_STUCK, pod=pod.name, seconds=round(view.now - (pod.stops_by or view.now)))
+
+
 def _place_lost(view: View) -> End | None:
     if view.attempt.state not in _STARTING | {AttemptState.CLAIMED}:
         return None
@@ -435,6 +454,9 @@ def _growth_problem(view: View, job: Job) -> str | None:
     if job.generation != attempt.generation:
         return "the spec was changed"
     repairing = attempt.state is AttemptState.REPAIRING  # what is there yet are the lost ones
+    for pod in holding(view) if repairing else ():
+        if _key(pod) in view.stuck:
+            return f"pod {pod.name} does not stop on node {pod.node}"
     for key, node in coming(attempt).items():
         pod, place = None if repairing else view.pods.get(key), view.places.get(node, Place.GOOD)
         if pod is not None and (pod.phase == "Failed" or pod.disrupted):

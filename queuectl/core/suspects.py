@@ -14,7 +14,7 @@ Suspicion follows from the offences alone, so whoever knows these comes to the s
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from queuectl.core.lifecycle import View, members
+from queuectl.core.lifecycle import View, members, still_there
 from queuectl.model.lifecycle import Attempt, AttemptState, Move
 from queuectl.model.objects import Pod
 from queuectl.model.reasons import Reason, Why, why
@@ -47,7 +47,7 @@ def offences(view: View, move: Move | None, cause: Why | None) -> list[Offence]:
         end = move.end or view.attempt.end
         found = _by(view, end.why) if end is not None and (move.end or end.why.reason in _FAILURES) else []
         return found + [
-            _offence(view, pod.node, _still_there(view, pod)) for pod in stuck if pod.node not in view.unready
+            _offence(view, pod.node, still_there(view, pod)) for pod in stuck if pod.node not in view.unready
         ]
     return [] if cause is None or cause.reason in _FAILURES else _by(view, cause)
 
@@ -144,10 +144,6 @@ def _only_node_not_ready(attempt: Attempt, pods: Sequence[Pod]) -> list[str]:
     late = {pod.node for pod in pods if not (pod.ready or pod.phase == "Succeeded")}
     others = {placement.node for placement in attempt.placements} - late
     return [] if len(late) != 1 or "" in late or not others else sorted(late)
-
-
-def _still_there(view: View, pod: Pod) -> Why:
-    return why(Reason.POD_STUCK, pod=pod.name, seconds=round(view.now - (pod.stops_by or view.now)))
 
 
 def _offence(view: View, node: str, because: Why) -> Offence:

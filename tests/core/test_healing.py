@@ -11,9 +11,9 @@ from queuectl.core.healing import STUCK_ON_READY_SECONDS, STUCK_SECONDS, patienc
 from queuectl.core.lifecycle import View, loss, next_move
 from queuectl.core.suspects import offences
 from queuectl.model.failures import Action, FailurePolicy, FailureRule
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
-from queuectl.model.plan import Placement, PodKey
+from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.suspects import Healing, Offence
 from tests.support.builders import gang, requests, role
@@ -131,6 +131,32 @@ def test_an_attempt_ends_when_all_that_is_left_of_it_is_stuck_and_its_room_there
     assert next_move(both) == Move("g", 3, AttemptState.ENDED, left=(("n1", EIGHT), ("n2", EIGHT)))
     # Of a node that is not ready that was said before; n2 is, and does not stop its pod.
     assert blamed(both) == [Offence("n2", NOW, why(Reason.POD_STUCK, pod="g-worker-2", seconds=900), "g", 3)]
+
+
+def test_a_gang_is_not_repaired_where_a_lost_pod_does_not_stop() -> None:
+    """Its peers hang until then, and the start deadline is about pods that start."""
+    moved = (replace(PLACEMENTS[1], node="n3"),)
+    repair = Repair(frozenset({("worker", 1)}), PLACEMENTS[1:2], moved, why(Reason.RUNNING, pods=2))
+    one = view(pods={1: GOING}, unready={"n1": NOW - 100})
+    one = replace(one, attempt=one.attempt.repairing(repair, NOW - 60), places={**one.places, "n3": Place.GOOD})
+    assert next_move(one) is None
+    move = next_move(replace(one, stuck=frozenset({("worker", 1)})))
+    assert move is not None
+    assert move.end is not None
+    assert str(move.end.why) == ("The lost pods could not be replaced: pod g-worker-1 does not stop on node n1.")
+
+
+def test_a_gang_that_gives_up_a_part_which_does_not_stop_goes_whole_for_somebody_waits_for_it() -> None:
+    shrink = Shrink(why(Reason.RUNNING, pods=2), Portion(PLACEMENTS[2:]))
+    one = view(pods={2: GOING})
+    one = replace(one, attempt=one.attempt.shrinking(shrink))
+    assert next_move(one) is None
+    stuck = replace(one, stuck=frozenset({("worker", 2)}))
+    assert next_move(stuck) == Move(
+        "g", 3, AttemptState.ENDING, End(why(Reason.POD_STUCK, pod="g-worker-2", seconds=900), Outcome.REQUEUE)
+    )
+    # For room on a node that is not ready nobody waits, and the others run on.
+    assert next_move(replace(stuck, unready={"n2": NOW - 1000})) is None
 
 
 def test_what_has_ended_and_can_not_be_removed_holds_nothing() -> None:
