@@ -748,14 +748,14 @@ class World:
         return None
 
     def orphans(self) -> list[Pod]:
-        """Return pods of ours that no active attempt owns and that may still run."""
-        return [
-            pod
-            for key, pods in self.pods.items()
-            if not self._active(key)
-            for pod in pods.values()
-            if not pod.ended and not pod.deleting
-        ]
+        """Return pods of ours that no active attempt owns and that nobody has told to stop."""
+        return [pod for pod in self.left_behind() if not pod.deleting]
+
+    def left_behind(self) -> Iterator[Pod]:
+        """Yield pods of ours that no active attempt owns and that may still run."""
+        for key, pods in self.pods.items():
+            if not self._active(key):
+                yield from (pod for pod in pods.values() if not pod.ended)
 
     # Inside
 
