@@ -16,7 +16,7 @@ from queuectl.control import metrics
 from queuectl.control.asker import Asker
 from queuectl.control.report import Reporter
 from queuectl.control.world import World
-from queuectl.core.lifecycle import View, can_go, coming, holding, not_grown, refused
+from queuectl.core.lifecycle import View, can_go, coming, holding, not_grown, refused, still_asked
 from queuectl.kube import pods
 from queuectl.kube.claims import UnnamedError, claim
 from queuectl.kube.client import ApiError, ApiUnreachableError
@@ -209,7 +209,7 @@ class Executor:
         await _all(ungate(view.pods[key], node) for key, node in nodes.items() if view.pods[key].gated)
 
     async def _grow(self, view: View) -> Move | None:
-        """Create the pods that come and let them go; that they are ready shows in the watch."""
+        """Create the pods that come and let them go, once the others have saved; that they are ready shows in the watch."""
         attempt, job, nodes = view.attempt, view.job, coming(view.attempt)
         if job is None or job.generation != attempt.generation:
             return None  # the engine sees the same
@@ -218,7 +218,9 @@ class Executor:
         except _RefusedError as error:
             return not_grown(view, f"the API server refused pod {error.pod}: {error.problem}")
         view = self._current(attempt.uid, attempt.number, attempt.state)
-        if can_go(view, nodes):
+        if (ask := still_asked(view)) is not None:
+            self._asker.ask(view.attempt, ask)
+        elif can_go(view, nodes):
             await self._ungate_pods(job, view, nodes)
         return None
 

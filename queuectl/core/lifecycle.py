@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from queuectl.core import failures
-from queuectl.core.checkpoint import answered, asked, interruption, leave
+from queuectl.core.checkpoint import answered, asked, before_growth, interruption, leave
 from queuectl.core.elastic import finished, keys, last, numbered, spare
 from queuectl.model.checkpoint import Ask, Report
 from queuectl.model.lifecycle import UNDER_WAY, UP, Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
@@ -106,8 +106,14 @@ def deadline(attempt: Attempt, job: Job) -> float | None:
     if attempt.state in UP and job.max_run_seconds and attempt.running_at is not None:
         times.append(attempt.running_at + job.max_run_seconds)
     if attempt.state in _COMING and attempt.growing_at is not None:
-        times.append(attempt.growing_at + job.start_deadline_seconds)
+        times.append(_due(attempt, job))
     return min(times, default=None)
+
+
+def _due(attempt: Attempt, job: Job) -> float:
+    """Return the Unix seconds by which pods that come have to be ready, or lost ones gone."""
+    ask = before_growth(attempt, job)
+    return (ask.until if ask else attempt.growing_at or 0.0) + job.start_deadline_seconds
 
 
 def ready(pods: Iterable[Pod]) -> int:
@@ -429,6 +435,12 @@ def can_go(view: View, nodes: Mapping[PodKey, str]) -> bool:
     return all(key in view.pods and view.places.get(node) is Place.GOOD for key, node in nodes.items())
 
 
+def still_asked(view: View) -> Ask | None:
+    """Return what the pods of a gang that grows are asked, and waited for, before others join them; None: nothing more."""
+    ask = before_growth(view.attempt, view.job) if view.job else None
+    return ask if view.job and ask and _asked_enough(view, view.job, ask) is None else None
+
+
 def coming(attempt: Attempt) -> dict[PodKey, str]:
     """Return the pods that come, by role and index, and their nodes."""
     return {key: p.node for key, p in numbered(attempt.placements, attempt.done).items() if key in attempt.coming}
@@ -454,16 +466,16 @@ def _growth_problem(view: View, job: Job) -> str | None:
     if job.generation != attempt.generation:
         return "the spec was changed"
     repairing = attempt.state is AttemptState.REPAIRING  # what is there yet are the lost ones
-    for pod in holding(view) if repairing else ():
-        if _key(pod) in view.stuck:
-            return f"pod {pod.name} does not stop on node {pod.node}"
+    for left in holding(view) if repairing else ():
+        if _key(left) in view.stuck:
+            return f"pod {left.name} does not stop on node {left.node}"
     for key, node in coming(attempt).items():
         pod, place = None if repairing else view.pods.get(key), view.places.get(node, Place.GOOD)
         if pod is not None and (pod.phase == "Failed" or pod.disrupted):
             return f"pod {pod.name} {'was disrupted' if pod.disrupted else 'failed'}"
         if place is Place.GONE or (place is not Place.GOOD and (pod is None or not pod.node)):
             return f"node {node} was lost, {_LOST[place]}"
-    if attempt.growing_at is not None and view.now >= attempt.growing_at + job.start_deadline_seconds:
+    if attempt.growing_at is not None and view.now >= _due(attempt, job):
         return f"they were not {'gone' if repairing else 'ready'} within {job.start_deadline_seconds} s"
     return None
 
