@@ -76,6 +76,16 @@ def _ask(attempt: Attempt, job: Job | None, now: float, since: float | None = No
     return Ask(at, until, pods) if pods and until > now else None
 
 
+def by_sigterm(job: Job | None, ask: Ask | None) -> int | None:
+    """Return the seconds that pods have which are asked by their deletion; None: as long as they say themselves.
+
+    They count from then on, not from the decision: a controller that comes late takes nothing of them.
+    """
+    if ask is None or ask.pods or job is None or job.saving is None:
+        return None
+    return allowed(job, job.saving.grace_seconds)
+
+
 def answered(attempt: Attempt, job: Job, pods: Mapping[PodKey, Pod], reports: Reports, ask: Ask) -> list[PodKey]:
     """Return those of the asked pods that have done what they are asked for, or have nothing to save any more.
 

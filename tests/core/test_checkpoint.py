@@ -9,6 +9,7 @@ from queuectl.core.checkpoint import (
     asked,
     before_growth,
     by_exit,
+    by_sigterm,
     give_up,
     interruption,
     last_words,
@@ -78,6 +79,14 @@ def test_who_has_to_go_is_asked_first_if_its_job_says_how() -> None:
     by_signal = replace(JOB, saving=Saving(grace_seconds=60))
     assert leave(RUNNING, by_signal, DRAINED, NOW).ask == Ask(NOW, NOW + 60, pods=0)
     assert leaving(by_signal).state is AttemptState.ENDING, "its pods are asked by their deletion"
+
+
+def test_who_is_asked_by_deletion_has_all_of_its_grace_however_late_it_is_deleted() -> None:
+    by_signal = replace(JOB, saving=Saving(grace_seconds=60))
+    ask = Ask(NOW - 900, NOW - 840)  # nobody led since
+    assert by_sigterm(by_signal, ask) == 60
+    assert by_sigterm(replace(by_signal, max_grace_seconds=20), ask) == 20
+    assert [by_sigterm(by_signal, None), by_sigterm(JOB, Ask(NOW, NOW + 60, 2)), by_sigterm(None, ask)] == [None] * 3
 
 
 def test_before_others_join_a_gang_its_pods_are_asked_the_same_by_whoever_leads() -> None:
