@@ -76,6 +76,18 @@ def _ask(attempt: Attempt, job: Job | None, now: float, since: float | None = No
     return Ask(at, until, pods) if pods and until > now else None
 
 
+def asked_anew(attempt: Attempt, now: float) -> Attempt:
+    """Return an attempt as a new leader has it, at a time in Unix seconds.
+
+    If the time of its pods to answer was over while nobody led, they have all of it again: nobody may have asked them.
+    """
+    ask = attempt.asking
+    if ask is None or ask.until > now:
+        return attempt
+    ask = replace(ask, until=now + ask.until - ask.at)
+    return replace(attempt, end=replace(attempt.end, ask=ask)) if attempt.end else replace(attempt, ask=ask)
+
+
 def by_sigterm(job: Job | None, ask: Ask | None) -> int | None:
     """Return the seconds that pods have which are asked by their deletion; None: as long as they say themselves.
 

@@ -7,6 +7,7 @@ import pytest
 
 from queuectl.core.checkpoint import (
     asked,
+    asked_anew,
     before_growth,
     by_exit,
     by_sigterm,
@@ -79,6 +80,20 @@ def test_who_has_to_go_is_asked_first_if_its_job_says_how() -> None:
     by_signal = replace(JOB, saving=Saving(grace_seconds=60))
     assert leave(RUNNING, by_signal, DRAINED, NOW).ask == Ask(NOW, NOW + 60, pods=0)
     assert leaving(by_signal).state is AttemptState.ENDING, "its pods are asked by their deletion"
+
+
+def test_who_may_never_have_been_asked_for_nobody_led_has_all_of_its_time_again() -> None:
+    late = NOW + 900
+    again = asked_anew(leaving(), late)
+    assert deadline(again, JOB) == late + 60
+    assert next_move(view(attempt=again, now=late)) is None
+    assert again.asking is not None
+    assert again.asking.id(3) == ID, "it is the same ask"
+    part = asked_anew(shrinking(), late)
+    assert part.asking is not None
+    assert (part.asking.id(3), part.asking.until) == (ID, late + 60)
+    for one in (leaving(), shrinking(), RUNNING):
+        assert asked_anew(one, NOW + 59) == one
 
 
 def test_who_is_asked_by_deletion_has_all_of_its_grace_however_late_it_is_deleted() -> None:
