@@ -24,6 +24,8 @@ from queuectl.model.reasons import Reason, why
 
 TALKS = 1000  # pods that are being asked at once, each on a connection that it may keep until its work is saved
 
+_RUN_ON = {AttemptState.RUNNING, AttemptState.GROWING}
+
 log = structlog.get_logger()
 
 
@@ -73,7 +75,7 @@ class Asker:
         for key in self._asks.keys() | self._talks.keys():
             attempt = attempts.get(key[0])
             current = attempt if attempt is not None and attempt.number == key[1] else None
-            if current is None or not (current.state is AttemptState.RUNNING or current.asking):
+            if current is None or not (current.state in _RUN_ON or current.asking):
                 self._drop(key)
         for uid, attempt in attempts.items():
             job = self._world.jobs.get(uid)

@@ -6,7 +6,6 @@ engine writes to the ledger. What is learnt on the way (a pod refused, a place l
 
 import asyncio
 import itertools
-import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 
 import structlog
@@ -16,12 +15,12 @@ from queuectl.control import metrics
 from queuectl.control.asker import Asker
 from queuectl.control.report import Reporter
 from queuectl.control.world import World
-from queuectl.core.lifecycle import View, can_go, coming, holding, not_grown, refused
+from queuectl.core.checkpoint import by_sigterm
+from queuectl.core.lifecycle import View, can_go, coming, holding, not_grown, refused, still_asked
 from queuectl.kube import pods
 from queuectl.kube.claims import UnnamedError, claim
 from queuectl.kube.client import ApiError, ApiUnreachableError
 from queuectl.kube.writes import DeposedError, NameTakenError, Writer
-from queuectl.model.checkpoint import Ask
 from queuectl.model.lifecycle import STEP_OF, Attempt, AttemptState, End, Move, Outcome, Step
 from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import PodKey
@@ -209,7 +208,7 @@ class Executor:
         await _all(ungate(view.pods[key], node) for key, node in nodes.items() if view.pods[key].gated)
 
     async def _grow(self, view: View) -> Move | None:
-        """Create the pods that come and let them go; that they are ready shows in the watch."""
+        """Create the pods that come and let them go, once the others have saved; that they are ready shows in the watch."""
         attempt, job, nodes = view.attempt, view.job, coming(view.attempt)
         if job is None or job.generation != attempt.generation:
             return None  # the engine sees the same
@@ -218,7 +217,9 @@ class Executor:
         except _RefusedError as error:
             return not_grown(view, f"the API server refused pod {error.pod}: {error.problem}")
         view = self._current(attempt.uid, attempt.number, attempt.state)
-        if can_go(view, nodes):
+        if (ask := still_asked(view)) is not None:
+            self._asker.ask(view.attempt, ask)
+        elif can_go(view, nodes):
             await self._ungate_pods(job, view, nodes)
         return None
 
@@ -233,7 +234,7 @@ class Executor:
             return
         lost = {node for node, place in view.places.items() if place is Place.GONE}
         left = [pod for pod in holding(view) if pod.node in lost or not pod.deleting]
-        grace = self._grace(attempt.ask)
+        grace = by_sigterm(view.job, attempt.ask)
         if attempt.shrunk is not None and attempt.shrunk.reason in GIVES_UP:
             await self._tell_disrupted(attempt, left, attempt.shrunk)
         await _all(self._writer.remove_pod(pod, grace_seconds=0 if pod.node in lost else grace) for pod in left)
@@ -254,7 +255,7 @@ class Executor:
         end = attempt.end
         if end is not None and end.disrupts:
             await self._tell_disrupted(attempt, left, end.why)
-        grace = self._grace(end.ask if end else None)
+        grace = by_sigterm(view.job, end.ask if end else None)
         everything = end is not None and end.outcome is Outcome.DELETED
         await self._writer.remove_pods(attempt, view.workload.namespace, ended_too=everything, grace_seconds=grace)
 
@@ -264,10 +265,6 @@ class Executor:
             await _all(self._writer.tell_disrupted(pod, str(cause)) for pod in untold)
         except ApiError as error:  # they have to go all the same
             log.warning("disruption not told", uid=attempt.uid, attempt=attempt.number, error=error.message)
-
-    def _grace(self, ask: Ask | None) -> int | None:
-        """Return what is left between SIGTERM and SIGKILL of pods that are asked by it; else it is their own."""
-        return max(1, math.ceil(ask.until - self._now())) if ask and not ask.pods else None
 
     @staticmethod
     def _end(view: View, end: End) -> Move:

@@ -89,7 +89,7 @@ class Exporters:
     def _tell(self, node: str, xid: Xid) -> None:
         """Tell the job whose GPU it is of an error that the node is not blamed for; if nobody knows whose, the only one."""
         uid = self._whose(node, xid.pod)
-        if uid is not None:
+        if uid is not None and self._world.faults.is_news(uid, xid.code, self._now()):
             self._reporter.event(uid, why(Reason.GPU_ERROR, node=node, error=told(xid.gpu, xid.code)), warning=True)
 
     def _whose(self, node: str, pod: str) -> str | None:

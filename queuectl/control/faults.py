@@ -27,6 +27,7 @@ class Faults:
         self._conditions: dict[str, tuple[str, ...]] = {}  # of nodes that have such as count
         self._readings: dict[str, Reading] = {}  # of the GPUs of nodes
         self._blamed: dict[tuple[str, str], Fault] = {}  # by node and job
+        self._told: dict[tuple[str, int], float] = {}  # by workload and code: Unix seconds at which its job was told
         self._unsaved: dict[str, None] = {}  # nodes whose reading the ledger does not know, the oldest first
 
     def on_node(self, name: str, node: Node | None) -> None:
@@ -65,6 +66,17 @@ class Faults:
         for xid in new:
             log.warning("GPU error", node=node, gpu=xid.gpu, uuid=xid.uuid, xid=xid.code, pod=xid.pod)
         return [xid for xid in new if xid.code not in self.rules.xids]
+
+    def is_news(self, uid: str, code: int, now: float) -> bool:
+        """Tell whether a job has not been told of an error of this code for a while, and take it as told.
+
+        A program's own error shows on all of its GPUs at once, and again and again.
+        """
+        if (uid, code) in self._told and now < self._told[uid, code] + self.rules.seconds:
+            return False
+        self._told = {key: at for key, at in self._told.items() if now < at + self.rules.seconds}
+        self._told[uid, code] = now
+        return True
 
     def take_unsaved(self) -> dict[str, Reading | None]:
         """Return what the ledger does not know, as much as goes into one transaction; None for what is gone."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from queuectl.control.world import World
+from queuectl.core.checkpoint import asked_anew
 from queuectl.core.lifecycle import BackOff
 from queuectl.core.snapshot import Policy
 from queuectl.kube import decode, maintenance, volumes
@@ -118,7 +119,7 @@ async def load(world: World, ledger: Ledger) -> None:
     for queue, averages in loaded.past.items():
         world.history.recall(queue, averages, now)
     world.faults.recall(loaded.readings, loaded.workloads)
-    world.load(loaded.workloads, loaded.attempts, loaded.max_seq)
+    world.load(loaded.workloads, [asked_anew(attempt, now) for attempt in loaded.attempts], loaded.max_seq)
     world.suspects.load(loaded.offences)
     world.nodes.judge_suspects(now)  # what comes of it was told when it was new
     world.nodes.judge_faults(now)

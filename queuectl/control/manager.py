@@ -25,7 +25,6 @@ from queuectl.core.lifecycle import BackOff
 from queuectl.core.snapshot import Policy
 from queuectl.kube import lease
 from queuectl.kube.client import ApiError, ApiUnreachableError, KubeClient
-from queuectl.kube.context import namespace_of
 from queuectl.kube.informer import Item
 from queuectl.kube.writes import DeposedError, Writer
 from queuectl.model.suspects import Healing
@@ -135,7 +134,7 @@ class Manager:
         By the Lease, which counts until it has not been renewed for its own duration, by the clock of this process.
         """
         now = time.monotonic()
-        shown = await lease.shown(self._client, await self._namespace())
+        shown = await lease.shown(self._client)
         if shown is None or not shown.holder or shown.ledger in {"", self._named}:
             self._other = None
             return False
@@ -148,9 +147,6 @@ class Manager:
                 )
             self._other = (shown, now)
         return now < self._other[1] + shown.seconds
-
-    async def _namespace(self) -> str:
-        return await asyncio.to_thread(namespace_of, self._settings.kubeconfig or None, None)
 
     async def _act(self, epoch: int) -> None:
         gc.unfreeze()  # what an earlier term has left is garbage now
@@ -238,7 +234,6 @@ class Manager:
         try:
             await lease.show(
                 self._client,
-                namespace=await self._namespace(),
                 holder=holder,
                 ledger=self._named,
                 epoch=epoch,

@@ -66,14 +66,14 @@ class Pods(Mapping[AttemptKey, Mapping[PodKey, Pod]]):
         return {node for pod in self._of.get(attempt.key, {}).values() for node in self._count(pod)}
 
     def orphans(self) -> list[Pod]:
-        """Return pods of ours that no active attempt owns and that may still run."""
-        return [
-            pod
-            for key, pods in self._of.items()
-            if active(self._attempts, key) is None
-            for pod in pods.values()
-            if not pod.ended and not pod.deleting
-        ]
+        """Return pods of ours that no active attempt owns and that nobody has told to stop."""
+        return [pod for pod in self.left_behind() if not pod.deleting]
+
+    def left_behind(self) -> Iterator[Pod]:
+        """Yield pods of ours that no active attempt owns and that may still run."""
+        for key, pods in self._of.items():
+            if active(self._attempts, key) is None:
+                yield from (pod for pod in pods.values() if not pod.ended)
 
     def _count(self, pod: Pod) -> set[str]:
         """Count a pod as another's, unless it is ours and reserved, has ended or is not bound."""

@@ -100,6 +100,9 @@ class Upkeep:
             for state in one.states
             if state.phase in CLOSED and one.drain is Drain.CHECKPOINT and one.phase is not Phase.FINISHED
         }
+        left: defaultdict[str, list[str]] = defaultdict(list)
+        for pod in world.pods.left_behind():
+            left[pod.node].append(f"{pod.namespace}/{pod.name}")
         stuck = _stuck(world, {uid for name in told | self._upgrading for uid in jobs.get(name, ())})
         return {
             name: There(
@@ -108,6 +111,7 @@ class Upkeep:
                 frozenset(leaving & jobs[name].keys()) if name in jobs else frozenset(),
                 tuple(f"{job}, {stuck[uid]}" for uid, job in sorted(jobs.get(name, {}).items()) if uid in stuck),
                 tuple(sorted(self._others.get(name, {}).values())),
+                tuple(sorted(left.get(name, ()))),
             )
             for name, node in self.nodes.items()
         }

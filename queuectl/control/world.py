@@ -25,7 +25,7 @@ from queuectl.core.backlog import Backlog
 from queuectl.core.checkpoint import answered
 from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
-from queuectl.core.lifecycle import BackOff, Loss, View, deadline
+from queuectl.core.lifecycle import GIVING_BACK, BackOff, Loss, View, deadline
 from queuectl.core.limits import Held, limited
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
@@ -144,8 +144,12 @@ class World:
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         """Take in a changed node."""
+        name = (new or old).name  # type: ignore[union-attr]  # one of both is given
+        if old is None or (new is not None and new.uid != old.uid):
+            for uid in self.holdings.on(name) & self.attempts.keys():
+                self.suspects.compare(self.attempts[uid], new)
         if (old and old.unready_since) != (new and new.unready_since):
-            self.restated |= self.holdings.on((new or old).name)  # type: ignore[union-attr]  # one of both is given
+            self.restated |= self.holdings.on(name)
         self.nodes.on_node(old, new)
 
     def on_slice(self, old: Slice | None, new: Slice | None) -> None:
@@ -310,6 +314,8 @@ class World:
         self._recount(attempt)
         for pod in self.pods.get(attempt.key, {}).values():  # they may be older than this term
             self._read(None, pod)
+        for placement in attempt.held:
+            self.suspects.compare(attempt, self.nodes.known.get(placement.node))
         self._ready_or_not(attempt.uid)
         self._stale.add(attempt.uid)
         self._look_at(attempt.uid)
@@ -373,6 +379,7 @@ class World:
         self._have(self.attempts[uid].repairing(repair, now))
         del self.losses[uid]
         self.pods.forget_done(self.attempts[uid].key, repair.pods)
+        self.suspects.struck.pop(self.attempts[uid].key, None)
         self._count_held(uid)
         self._look_at(uid)
 
@@ -494,7 +501,7 @@ class World:
         if attempt is None:
             return None
         pods = self.pods.seen(attempt)
-        told = pods.items() if attempt.state is AttemptState.ENDING else ()
+        told = pods.items() if attempt.state in GIVING_BACK else ()
         stuck = frozenset(key for key, pod in told if self.nodes.stuck_from(pod) <= now)
         return View(
             workload=self.workloads[uid],
@@ -513,6 +520,7 @@ class World:
             unready=self.nodes.silent(attempt),
             not_ready_seconds=self.nodes.patience(),
             stuck=stuck,
+            struck=self.suspects.struck.get(attempt.key),
         )
 
     def overdue(self, now: float) -> set[str]:
@@ -531,7 +539,7 @@ class World:
         for node, since in self.suspects.unready.items():
             yield since + patience, self.holdings.on(node)
         for uid, attempt in self.attempts.items():
-            if attempt.state is AttemptState.ENDING:
+            if attempt.state in GIVING_BACK:
                 for pod in self.pods.get(attempt.key, {}).values():
                     yield self.nodes.stuck_from(pod), {uid}
 
@@ -586,6 +594,8 @@ class World:
         """Take in what a pod of ours reports, where that is new."""
         if self.saves.read(old, pod):
             self._look_at(pod.workload)
+        if pod.disrupted and active(self.attempts, (pod.workload, pod.attempt)) is not None:
+            self.suspects.on_disrupted(pod)
 
     def _ended(self, workload: Workload, attempt: Attempt, now: float, lost: int) -> None:
         end = attempt.end
@@ -600,6 +610,7 @@ class World:
         self._count_held(workload.uid)
         self.pods.forget_done(attempt.key)
         self.saves.drop(attempt.key)
+        self.suspects.struck.pop(attempt.key, None)
         if workload.uid in self._placed:
             self.mix.add(self._placed.pop(workload.uid), -1)
         self._stale.add(workload.uid)

@@ -22,15 +22,15 @@ LEFT_WELL = frozenset({0, 143})
 def asked(attempt: Attempt, job: Job) -> list[PodKey]:
     """Return the pods of a gang that save its work, and are asked to if its job says how, in order.
 
-    Those of a part that goes are among them: who trains with others saves together with them.
+    Those of a part that goes are among them: who trains with others saves together with them. Those that come are not.
     """
-    return _of_those_that_save(job, keys(attempt.held, attempt.done))
+    return _of_those_that_save(job, attempt, keys(attempt.held, attempt.done))
 
 
-def _of_those_that_save(job: Job, pods: Iterable[PodKey]) -> list[PodKey]:
+def _of_those_that_save(job: Job, attempt: Attempt, pods: Iterable[PodKey]) -> list[PodKey]:
     chosen = job.saving.role if job.saving else ""
     roles = {chosen} if chosen else {role.name for role in job.gang.roles if role.must_succeed}
-    return [key for key in pods if key[0] in roles]
+    return [key for key in pods if key[0] in roles and key not in attempt.coming]
 
 
 def leave(
@@ -52,6 +52,18 @@ def give_up(attempt: Attempt, job: Job | None, cause: Why, part: Portion, now: f
     return Shrink(cause, part, _ask(attempt, job, now))
 
 
+def before_growth(attempt: Attempt, job: Job) -> Ask | None:
+    """Return what the pods of a gang that grows are asked before others join them: most trainers start anew then.
+
+    It follows from since when it grows, so whoever leads asks the same. None with SIGTERM, by which they would end.
+    """
+    by_word = job.saving is not None and job.saving.signal is not Signal.SIG_TERM
+    if job.saving is None or not by_word or attempt.replaces or not attempt.coming or attempt.growing_at is None:
+        return None
+    at = round(attempt.growing_at, 3)  # Postgres keeps less of a time than a float does
+    return Ask(at, at + allowed(job, job.saving.grace_seconds), len(asked(attempt, job)))
+
+
 def _ask(attempt: Attempt, job: Job | None, now: float, since: float | None = None, by: float = inf) -> Ask | None:
     if job is None or job.saving is None or attempt.state is not AttemptState.RUNNING:
         return None
@@ -64,16 +76,39 @@ def _ask(attempt: Attempt, job: Job | None, now: float, since: float | None = No
     return Ask(at, until, pods) if pods and until > now else None
 
 
+def asked_anew(attempt: Attempt, now: float) -> Attempt:
+    """Return an attempt as a new leader has it, at a time in Unix seconds.
+
+    If the time of its pods to answer was over while nobody led, they have all of it again: nobody may have asked them.
+    """
+    ask = attempt.asking
+    if ask is None or ask.until > now:
+        return attempt
+    ask = replace(ask, until=now + ask.until - ask.at)
+    return replace(attempt, end=replace(attempt.end, ask=ask)) if attempt.end else replace(attempt, ask=ask)
+
+
+def by_sigterm(job: Job | None, ask: Ask | None) -> int | None:
+    """Return the seconds that pods have which are asked by their deletion; None: as long as they say themselves.
+
+    They count from then on, not from the decision: a controller that comes late takes nothing of them.
+    """
+    if ask is None or ask.pods or job is None or job.saving is None:
+        return None
+    return allowed(job, job.saving.grace_seconds)
+
+
 def answered(attempt: Attempt, job: Job, pods: Mapping[PodKey, Pod], reports: Reports, ask: Ask) -> list[PodKey]:
     """Return those of the asked pods that have done what they are asked for, or have nothing to save any more.
 
     One that was told to stop by others, or has stopped, can't answer any more; then what it has saved since counts.
     """
-    name = ask.id(attempt.number)
 
     def has(key: PodKey) -> bool:
         report, pod = reports.get(key), pods.get(key)
-        if (report is not None and report.ask == name) or (pod is not None and pod.phase == "Succeeded"):
+        if (report is not None and ask.answered_by(report.ask, attempt.number)) or (
+            pod is not None and pod.phase == "Succeeded"
+        ):
             return True
         stops = pod is None or pod.deleting or pod.ended
         return stops and report is not None and report.saved is not None and report.saved.at >= ask.at
@@ -117,7 +152,7 @@ def saved(attempt: Attempt, job: Job, reports: Reports, now: float) -> Checkpoin
 
     What is dated in the future is of now.
     """
-    stay = _of_those_that_save(job, keys(attempt.placements, attempt.done))
+    stay = _of_those_that_save(job, attempt, keys(attempt.placements, attempt.done))
     latest = [reports[key].saved if key in reports else None for key in stay]
     known = [one for one in latest if one is not None]
     if not known or len(known) < len(latest):

@@ -1,6 +1,6 @@
 """Which nodes are at fault, and whether those who run there have to leave. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from queuectl.core.nominate import clock
@@ -10,6 +10,7 @@ from queuectl.model.faults import HARDWARE_XIDS, OTHER_XIDS, Fault, FaultRules, 
 MOST_EMPTIED = 5  # one of so many nodes may be emptied at a time
 MOST_BLAMED = 10  # one of so many may be avoided for what jobs say alone, for anybody may submit one
 AT_LEAST = 3  # nodes, also of a cluster with few
+NAMED = 4  # problems of a node, for its GPUs may have hundreds
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,13 @@ def judge(
             found = _lasting(fault, now, rules)
             problems.setdefault(fault.node, []).extend(found)
             blamed |= {fault.node} if found else set()
-    return {node: Faulty("; ".join(found), leaves and node in emptied) for node, found in problems.items() if found}
+    return {node: Faulty(_few(found), leaves and node in emptied) for node, found in problems.items() if found}
+
+
+def _few(problems: Sequence[str]) -> str:
+    """Return the first ones, and how many more there are."""
+    more = len(problems) - NAMED
+    return "; ".join((*problems[:NAMED], *([f"and {more} more"] if more > 0 else ())))
 
 
 def _lasting(fault: Fault, now: float, rules: FaultRules) -> list[str]:

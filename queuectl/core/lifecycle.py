@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from queuectl.core import failures
-from queuectl.core.checkpoint import answered, asked, interruption, leave
+from queuectl.core.checkpoint import answered, asked, before_growth, interruption, leave
 from queuectl.core.elastic import finished, keys, last, numbered, spare
 from queuectl.model.checkpoint import Ask, Report
 from queuectl.model.lifecycle import UNDER_WAY, UP, Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
@@ -21,6 +21,11 @@ _LOST = {
 }
 _STARTING = {AttemptState.RESERVED, AttemptState.CREATED, AttemptState.UNGATED}
 _COMING = {AttemptState.REPAIRING, AttemptState.GROWING}
+GIVING_BACK = {
+    AttemptState.ENDING,
+    AttemptState.SHRINKING,
+    AttemptState.REPAIRING,
+}  # pods have to stop before it goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class View:
     unready: Mapping[str, float] = field(default_factory=dict)  # its nodes not ready → Unix seconds since
     not_ready_seconds: float = 30.0  # after which nobody waits for such a node any longer
     stuck: frozenset[PodKey] = frozenset()  # pods that were told to go, and nobody waits for any longer
+    struck: Why | None = None  # what nodes have done to pods of it, which may not show any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +106,14 @@ def deadline(attempt: Attempt, job: Job) -> float | None:
     if attempt.state in UP and job.max_run_seconds and attempt.running_at is not None:
         times.append(attempt.running_at + job.max_run_seconds)
     if attempt.state in _COMING and attempt.growing_at is not None:
-        times.append(attempt.growing_at + job.start_deadline_seconds)
+        times.append(_due(attempt, job))
     return min(times, default=None)
+
+
+def _due(attempt: Attempt, job: Job) -> float:
+    """Return the Unix seconds by which pods that come have to be ready, or lost ones gone."""
+    ask = before_growth(attempt, job)
+    return (ask.until if ask else attempt.growing_at or 0.0) + job.start_deadline_seconds
 
 
 def ready(pods: Iterable[Pod]) -> int:
@@ -170,6 +182,7 @@ def _end(view: View, job: Job | None) -> End | None:
         or _succeeded(view, job)
         or _overran(view, job)
         or _pod_fault(view, job)
+        or _part_stuck(view)
         or _place_lost(view)
         or _told_to_leave(view, job)
         or _promise_lost(view)
@@ -356,6 +369,19 @@ def loss(view: View) -> Loss | None:
     return Loss(frozenset(pods), end.why)
 
 
+def _part_stuck(view: View) -> End | None:
+    """Return the end of a gang that can't give up a part, for which somebody waits; on silent nodes nobody does."""
+    if view.attempt.state is not AttemptState.SHRINKING:
+        return None
+    left = [pod for pod in holding(view) if _key(pod) in view.stuck and pod.node not in view.unready]
+    return End(still_there(view, left[0]), Outcome.REQUEUE) if left else None
+
+
+def still_there(view: View, pod: Pod) -> Why:
+    """Say for how long a pod should have stopped."""
+    return why(Reason.POD_STUCK, pod=pod.name, seconds=round(view.now - (pod.stops_by or view.now)))
+
+
 def _place_lost(view: View) -> End | None:
     if view.attempt.state not in _STARTING | {AttemptState.CLAIMED}:
         return None
@@ -409,6 +435,12 @@ def can_go(view: View, nodes: Mapping[PodKey, str]) -> bool:
     return all(key in view.pods and view.places.get(node) is Place.GOOD for key, node in nodes.items())
 
 
+def still_asked(view: View) -> Ask | None:
+    """Return what the pods of a gang that grows are asked, and waited for, before others join them; None: nothing more."""
+    ask = before_growth(view.attempt, view.job) if view.job else None
+    return ask if view.job and ask and _asked_enough(view, view.job, ask) is None else None
+
+
 def coming(attempt: Attempt) -> dict[PodKey, str]:
     """Return the pods that come, by role and index, and their nodes."""
     return {key: p.node for key, p in numbered(attempt.placements, attempt.done).items() if key in attempt.coming}
@@ -434,13 +466,16 @@ def _growth_problem(view: View, job: Job) -> str | None:
     if job.generation != attempt.generation:
         return "the spec was changed"
     repairing = attempt.state is AttemptState.REPAIRING  # what is there yet are the lost ones
+    for left in holding(view) if repairing else ():
+        if _key(left) in view.stuck:
+            return f"pod {left.name} does not stop on node {left.node}"
     for key, node in coming(attempt).items():
         pod, place = None if repairing else view.pods.get(key), view.places.get(node, Place.GOOD)
         if pod is not None and (pod.phase == "Failed" or pod.disrupted):
             return f"pod {pod.name} {'was disrupted' if pod.disrupted else 'failed'}"
         if place is Place.GONE or (place is not Place.GOOD and (pod is None or not pod.node)):
             return f"node {node} was lost, {_LOST[place]}"
-    if attempt.growing_at is not None and view.now >= attempt.growing_at + job.start_deadline_seconds:
+    if attempt.growing_at is not None and view.now >= _due(attempt, job):
         return f"they were not {'gone' if repairing else 'ready'} within {job.start_deadline_seconds} s"
     return None
 
@@ -474,16 +509,21 @@ def _failed(view: View, job: Job, failure: failures.Failure) -> End:
 
 
 def _excuse(view: View) -> End | None:
-    """Return the end of a gang of which a pod failed, and a node turns out to be lost; None when it stays as it is.
+    """Return the end of a gang of which a pod failed, and a node turns out to be at fault; None when it stays as it is.
 
     Peers of a pod often fail before anybody can know that its node is lost. No pod there goes before that is known.
     """
-    if view.attempt.end is None or not view.attempt.end.charged:
+    if view.attempt.end is None or not (view.attempt.end.charged or view.attempt.end.ignored):
         return None
     gone = sorted(node for node, place in view.places.items() if place is Place.GONE)
     silent = [why(Reason.NODE_NOT_READY, node=node, seconds=_unready_for(view, node)) for node in _silent(view)]
     lost = [*(why(Reason.NODE_LOST, node=node) for node in gone), *silent]
-    return End(lost[0], Outcome.REQUEUE) if lost else None
+    if lost:
+        return End(lost[0], Outcome.REQUEUE)
+    struck = view.struck
+    if struck is not None and struck.reason is Reason.POD_DISRUPTED:
+        return _again_later(view, struck)
+    return End(struck, Outcome.REQUEUE) if struck is not None else None
 
 
 def _again_later(view: View, cause: Why) -> End:

@@ -378,8 +378,9 @@ def _draining(maintenance: Maintenance, there: There) -> Why:
 
 
 def _safe(there: There) -> Why:
-    left = f"; devices are held by pods of others: {listed(there.others, NAMED)}" if there.others else ""
-    return why(Reason.NODE_SAFE, left=left)
+    others = f"; devices are held by pods of others: {listed(there.others, NAMED)}" if there.others else ""
+    left = f"; pods that should have stopped may still run: {listed(there.left, NAMED)}" if there.left else ""
+    return why(Reason.NODE_SAFE, left=others + left)
 
 
 def _to(state: NodeState, phase: NodePhase, cause: Why, now: float) -> NodeState:

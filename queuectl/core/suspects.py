@@ -14,7 +14,7 @@ Suspicion follows from the offences alone, so whoever knows these comes to the s
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from queuectl.core.lifecycle import View, members
+from queuectl.core.lifecycle import View, members, still_there
 from queuectl.model.lifecycle import Attempt, AttemptState, Move
 from queuectl.model.objects import Pod
 from queuectl.model.reasons import Reason, Why, why
@@ -32,23 +32,33 @@ _OF_PODS = frozenset(
 _FAILURES = frozenset(
     {Reason.POD_FAILED, Reason.BACKOFF_LIMIT_EXCEEDED, Reason.NODE_BLAMED, Reason.FAILURE_IGNORED}
 )  # fmt: skip
-# Why kubelets end or refuse pods by themselves; all else is somebody's decision.
-_BY_KUBELET = frozenset({"TerminationByKubelet", "UnexpectedAdmissionError"})
+_OF_NODES = frozenset({Reason.NODE_LOST, Reason.NODE_REPLACED, Reason.NODE_NOT_READY})
+# Why kubelets end, refuse or miss pods by themselves; all else is somebody's decision.
+BY_KUBELET = frozenset({"TerminationByKubelet", "UnexpectedAdmissionError", "ContainerStatusUnknown", "Unknown"})
 
 
 def offences(view: View, move: Move | None, cause: Why | None) -> list[Offence]:
-    """Return what nodes have done to a gang that ends or loses pods by ``cause``; ``move``: the one that is due, if any."""
+    """Return what nodes have done to a gang that ends or loses pods by ``cause``; ``move``: the one that is due, if any.
+
+    That pods failed counts only in the end: until then it may turn out that a node was lost, of which its peers fail.
+    """
     if move is not None and move.to is AttemptState.ENDED:
         stuck = [view.pods[key] for key in sorted(view.stuck)]
-        return [_offence(view, pod.node, _still_there(view, pod)) for pod in stuck if pod.node not in view.unready]
-    if cause is None:
-        return []
+        end = move.end or view.attempt.end
+        found = _by(view, end.why) if end is not None and (move.end or end.why.reason in _FAILURES) else []
+        return found + [
+            _offence(view, pod.node, still_there(view, pod)) for pod in stuck if pod.node not in view.unready
+        ]
+    return [] if cause is None or cause.reason in _FAILURES else _by(view, cause)
+
+
+def _by(view: View, cause: Why) -> list[Offence]:
     pods = members(view.attempt, view.pods)
     found: dict[str, Why] = {}
-    if cause.reason in {Reason.NODE_LOST, Reason.NODE_NOT_READY}:
+    if "node" in cause.facts and cause.reason in _OF_NODES | {Reason.POD_DISRUPTED}:  # of a pod that is gone
         found = {str(cause.facts["node"]): cause}
     elif cause.reason is Reason.POD_DISRUPTED:
-        found = {pod.node: cause for pod in pods if pod.node and pod.disrupted_by in _BY_KUBELET}
+        found = {pod.node: cause for pod in pods if pod.node and pod.disrupted_by in BY_KUBELET}
     elif cause.reason is Reason.PODS_READY_TIMEOUT:
         found = dict.fromkeys(_only_node_not_ready(view.attempt, pods), cause)
     elif cause.reason in _FAILURES:
@@ -134,10 +144,6 @@ def _only_node_not_ready(attempt: Attempt, pods: Sequence[Pod]) -> list[str]:
     late = {pod.node for pod in pods if not (pod.ready or pod.phase == "Succeeded")}
     others = {placement.node for placement in attempt.placements} - late
     return [] if len(late) != 1 or "" in late or not others else sorted(late)
-
-
-def _still_there(view: View, pod: Pod) -> Why:
-    return why(Reason.POD_STUCK, pod=pod.name, seconds=round(view.now - (pod.stops_by or view.now)))
 
 
 def _offence(view: View, node: str, because: Why) -> Offence:

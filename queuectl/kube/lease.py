@@ -1,7 +1,7 @@
 """The leader, mirrored into a Lease so that ``kubectl get lease`` shows it, and so that no other ledger is led by.
 
 Which controller of one ledger leads is decided in that ledger. The Lease only keeps a controller with another ledger,
-which knows nothing of what runs, from acting beside it.
+which knows nothing of what runs, from acting beside it: so it is where all look, wherever they are installed.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,9 @@ from datetime import datetime
 
 from queuectl.kube.client import APPLY_PATCH, ApiError, KubeClient
 
+NAMESPACE = "kube-system"  # it is in every cluster
 NAME = "queuectl-controller"
+PATH = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{NAME}"
 LEDGER = "queuectl.dev/ledger"  # annotation: the name of the ledger that the holder leads by
 _NOT_FOUND = 404
 
@@ -24,14 +26,12 @@ class Shown:
     seconds: int  # after which, if it is not renewed, nobody leads
 
 
-async def show(
-    client: KubeClient, *, namespace: str, holder: str, ledger: str, epoch: int, seconds: float, now: datetime
-) -> None:
+async def show(client: KubeClient, *, holder: str, ledger: str, epoch: int, seconds: float, now: datetime) -> None:
     """Write holder, ledger, epoch and time of renewal; without holder that nobody leads. Raises as ``request`` does."""
     body = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": NAME, "namespace": namespace, "annotations": {LEDGER: ledger}},
+        "metadata": {"name": NAME, "namespace": NAMESPACE, "annotations": {LEDGER: ledger}},
         "spec": {
             "holderIdentity": holder,
             "leaseDurationSeconds": max(1, round(seconds)),
@@ -40,13 +40,13 @@ async def show(
         },
     }
     params = {"fieldManager": "queuectl", "force": "true"}
-    await client.request("PATCH", _path(namespace), params=params, body=body, content_type=APPLY_PATCH)
+    await client.request("PATCH", PATH, params=params, body=body, content_type=APPLY_PATCH)
 
 
-async def shown(client: KubeClient, namespace: str) -> Shown | None:
+async def shown(client: KubeClient) -> Shown | None:
     """Return what the Lease says; None when there is none. Raises as ``KubeClient.request`` does."""
     try:
-        found = await client.request("GET", _path(namespace))
+        found = await client.request("GET", PATH)
     except ApiError as error:
         if error.status == _NOT_FOUND:
             return None
@@ -58,7 +58,3 @@ async def shown(client: KubeClient, namespace: str) -> Shown | None:
         spec.get("renewTime") or "",
         spec.get("leaseDurationSeconds") or 0,
     )
-
-
-def _path(namespace: str) -> str:
-    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{NAME}"

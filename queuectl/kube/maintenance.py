@@ -210,8 +210,8 @@ def _problem(told: Mapping[str, Any]) -> str:
             return f"container {each['name']} does not start: {waiting['reason']}"
     for condition in told.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return f"it finds no room: {condition.get('message', '')}"
-    return str(told.get("message") or "")
+            return f"it finds no room: {condition.get('message', '')}".rstrip(". ")
+    return str(told.get("message") or "").rstrip(". ")
 
 
 def _containers(told: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -62,7 +62,16 @@ class Ask:
 
     def id(self, attempt: int) -> str:
         """Return the name of the ask, the same however often it is repeated."""
-        return f"{attempt}-{round(self.at * 1000)}"
+        return f"{attempt}-{self._ms}"
+
+    def answered_by(self, name: str, attempt: int) -> bool:
+        """Tell whether a report that answers the ask of that name answers this one of the attempt: it or a later one."""
+        number, ms = _numbers(name)
+        return number == attempt and ms >= self._ms
+
+    @property
+    def _ms(self) -> int:
+        return round(self.at * 1000)
 
     @property
     def outcome(self) -> Why:
@@ -71,6 +80,12 @@ class Ask:
         if self.answered >= self.pods:
             return why(Reason.CHECKPOINTED, **facts)
         return why(Reason.CHECKPOINT_MISSED, answered=self.answered, **facts)
+
+
+def _numbers(name: str) -> tuple[int, int]:
+    """Return attempt and milliseconds of an ask's name; of what is none, as of asks by others than queuectl, less."""
+    attempt, _, ms = name.partition("-")
+    return (int(attempt), int(ms)) if attempt.isdecimal() and ms.isdecimal() else (-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +113,11 @@ class Report:
     saved: Checkpoint | None = None
 
     def after(self, earlier: "Report | None") -> Self:
-        """Return what is known after this report. Asks of one attempt are named in order."""
+        """Return what is known after this report. Of asks the latest counts."""
         if earlier is None:
             return self
         new = self.saved is not None and self.saved.follows(earlier.saved)
-        return type(self)(max(self.ask, earlier.ask), self.saved if new else earlier.saved)
+        return type(self)(max(self.ask, earlier.ask, key=_numbers), self.saved if new else earlier.saved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ class There:
     leaving: frozenset[str] = frozenset()  # those of them that have been told to go
     stuck: tuple[str, ...] = ()  # those of them that can't be told to, each with why
     others: tuple[str, ...] = ()  # other pods that hold devices there
+    left: tuple[str, ...] = ()  # pods that are there yet of attempts that have ended without them
 
 
 @dataclass(frozen=True, slots=True)

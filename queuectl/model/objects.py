@@ -326,6 +326,8 @@ class Node:
     avoided: str = ""  # why nobody new goes there for now, for people; empty: it is not avoided
     taken_at: float | None = None  # Unix seconds at which a maintenance window takes it; None: none is known
     unready_since: float | None = None  # Unix seconds; None: it is ready, or has never been
+    uid: str = ""  # another one of its name has another
+    created_at: float = 0.0  # Unix seconds
     forgiven_at: float = field(default=0.0, compare=False)  # Unix seconds: offences until then do not count
     suspect: str = field(default="", compare=False)  # why it is suspect, as it stands in the API server
 

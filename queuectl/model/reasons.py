@@ -117,6 +117,7 @@ class Reason(Enum):
     PLACE_LOST = "The place on node {node} was lost before the gang was bound: {problem}."
     PROMISE_LOST = "The quota out of which room was promised to it has become less, and no longer holds it."
     NODE_LOST = "Node {node} is gone."
+    NODE_REPLACED = "Node {node} was gone, and what ran there with it; another is there under its name."
     NODE_NOT_READY = "Node {node} has not been ready for {seconds} s: nobody knows what its pods do."
     NODE_FAULTY = "It leaves node {node}, which is at fault: {problem}."
     NODE_MAINTENANCE = "It leaves node {node} for maintenance: {problem}."

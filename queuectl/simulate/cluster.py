@@ -10,12 +10,12 @@ import msgspec
 from queuectl.control.avoided import Avoidance
 from queuectl.control.world import World
 from queuectl.core.checkpoint import asked
-from queuectl.core.lifecycle import View, can_go, coming, holding
+from queuectl.core.lifecycle import View, can_go, coming, holding, still_asked
 from queuectl.kube import decode
 from queuectl.kube.names import pod_name
 from queuectl.kube.pods import nodes_of
 from queuectl.model import gpus
-from queuectl.model.checkpoint import Checkpoint, Report
+from queuectl.model.checkpoint import Ask, Checkpoint, Report
 from queuectl.model.devices import Listed, Slice, qualified
 from queuectl.model.lifecycle import UNDER_WAY, Attempt, AttemptState, Move, Step
 from queuectl.model.objects import DeviceKind, Flavor, Job, MoveRequest, Namespace, Node, Place, Pod
@@ -172,12 +172,9 @@ class Cluster:
                 if self._ungate(view, {key: node for key, (node, _) in nodes_of(view.attempt).items()}):
                     return Move(view.attempt.uid, view.attempt.number, AttemptState.UNGATED)
             case Step.GROW:
-                nodes = coming(view.attempt)
-                self._create(view.attempt, nodes)
-                there = {(pod.role, pod.index): pod for pod in self._of(view.attempt.uid, view.attempt.number)}
-                self._ungate(replace(view, pods=there), nodes)
+                self._grow(view)
             case Step.ASK | Step.SHRINK if view.attempt.asking:
-                self._ask(view)
+                self._ask(view, view.attempt.asking)
             case Step.SHRINK | Step.REMOVE:
                 self._remove(view)
         return None
@@ -206,11 +203,32 @@ class Cluster:
         """Return how often a job saves its work."""
         return self._forms[uid].checkpoints
 
-    def _ask(self, view: View) -> None:
-        """Have pods that are asked save their work, as fast as their job does."""
-        attempt, job, ask = view.attempt, view.job, view.attempt.asking
+    def _grow(self, view: View) -> None:
+        """Create the pods that come, and let them go once the others have saved their work."""
+        attempt, nodes = view.attempt, coming(view.attempt)
+        self._create(attempt, nodes)
+        there = {(pod.role, pod.index): pod for pod in self._of(attempt.uid, attempt.number)}
+        view = replace(view, pods=there)
+        ask = still_asked(view)
+        if ask is None:
+            self._ungate(view, nodes)
+            return
+        self._ask(view, ask)
         seconds = self._forms[attempt.uid].saves
-        if job is None or ask is None or seconds is None:
+        at = ask.until if seconds is None else min(ask.until, ask.at + seconds)
+
+        def go_on() -> None:
+            now = self.world.view(attempt.uid, at)
+            if now is not None and (now.attempt.number, now.attempt.state) == (attempt.number, AttemptState.GROWING):
+                self._grow(now)
+
+        self._later(max(0.0, at - view.now), go_on)
+
+    def _ask(self, view: View, ask: Ask) -> None:
+        """Have pods that are asked save their work, as fast as their job does."""
+        attempt, job = view.attempt, view.job
+        seconds = self._forms[attempt.uid].saves
+        if job is None or seconds is None:
             return
         name, at = ask.id(attempt.number), ask.at + seconds
 
@@ -283,7 +301,8 @@ class Cluster:
         if verb == "node_down":
             after = self._nodes.pop(name, None) and None
         elif verb == "node_up":
-            after = self._nodes[name] = self._known[name] if before is None or was_silent else before
+            again = replace(self._known[name], created_at=now, uid=f"{name}-{now}") if before is None else before
+            after = self._nodes[name] = replace(again, ready=True, unready_since=None)
         elif verb == "node_silent":
             after = before and replace(before, ready=False, unready_since=now)
             if after is not None:

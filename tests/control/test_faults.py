@@ -45,6 +45,16 @@ def test_the_next_leader_goes_on_from_what_the_ledger_knows() -> None:
     assert second.read("n2", [LOST], 690.0) == [], "what is there at first sight is of before"
 
 
+def test_a_job_is_told_of_an_error_once_in_a_while_however_many_gpus_show_it() -> None:
+    one = faults("n1")
+    told = [
+        one.is_news(uid, code, at)
+        for uid, code, at in (("a", 31, 0.0), ("a", 31, 599.0), ("a", 43, 1.0), ("b", 31, 1.0))
+    ]
+    assert told == [True, False, True, True]
+    assert one.is_news("a", 31, 600.0)
+
+
 def test_a_node_that_is_gone_begins_anew() -> None:
     one = faults("n1")
     one.read("n1", [], 0.0)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from queuectl.control.suspects import Suspects
+from queuectl.core.lifecycle import next_move
+from queuectl.core.suspects import offences
 from queuectl.model.objects import Node
 from queuectl.model.reasons import Reason, why
 from queuectl.model.suspects import Healing, Offence
@@ -60,6 +62,45 @@ def test_it_starts_there_in_the_moment_in_which_the_node_is_trusted_again() -> N
 def test_the_next_controller_avoids_it_too(at: float) -> None:
     ran = clock(*LOST, {"at": at, "controllerRestart": True}, until=1000)
     assert [entry.at for entry in ran.result.of("Running") if entry.job == "later"] == [610.0]
+
+
+@pytest.mark.parametrize("restart", [None, 11.5, 13, 14.5])
+def test_peers_that_fail_of_a_node_that_is_soon_back_under_its_name_are_no_failure(restart: float | None) -> None:
+    """Also when it is back before anybody has seen that nothing is left of the gang."""
+    job = {"name": "gang", "queue": "q", "pods": 2, "gpus": 1, "grace": 5, "backoffLimit": 0}
+    hasty: list[dict[str, Any]] = [
+        {"at": 10, "fail": "gang"},
+        {"at": 11, "nodeDown": "n-1"},
+        {"at": 12, "nodeUp": "n-1"},
+    ]
+    restarts = [{"at": restart, "controllerRestart": True}] if restart else []
+    ran = clock(*hasty, *restarts, jobs=[job])
+    workload = ran.world.workloads["gang"]
+    assert (workload.failures, workload.attempt, ran.states()["gang"].code) == (0, 2, "Running")
+    assert str(workload.last_end and workload.last_end.why) == (
+        "Node n-1 was gone, and what ran there with it; another is there under its name."
+    )
+    assert {p.node for p in ran.world.attempts["gang"].placements} == {"n-0", "n-2"}, "and it is to blame"
+
+
+def test_peers_that_fail_before_a_restarted_kubelet_tells_of_its_pod_are_no_failure() -> None:
+    job = {"name": "gang", "queue": "q", "pods": 2, "gpus": 1, "grace": 5, "backoffLimit": 0}
+    ran = clock({"at": 10, "fail": "gang"}, jobs=[job], until=11)
+    [left] = [pod for pod in ran.world.pods["gang", 1].values() if pod.node == "n-1"]
+    ran.world.on_pod(left, replace(left, phase="Failed", disrupted="lost", disrupted_by="ContainerStatusUnknown"))
+    ran.world.on_pod(left, None)
+    view = ran.world.view("gang", 12.0)
+    assert view is not None
+    move = next_move(view)
+    assert move is not None
+    assert move.end is not None
+    assert (str(move.end.why), move.end.charged) == ("Pod gang-worker-1-1 was disrupted: lost", False)
+    assert [one.node for one in offences(view, move, move.end.why)] == ["n-1"]
+
+
+def test_a_job_that_fails_by_itself_later_has_failed() -> None:
+    job = {"name": "gang", "queue": "q", "pods": 2, "gpus": 1, "backoffLimit": 0}
+    assert clock(*LOST, {"at": 60, "fail": "gang"}, jobs=[job]).states()["gang"].code == "BackoffLimitExceeded"
 
 
 def test_a_node_that_is_cordoned_has_done_nothing() -> None:

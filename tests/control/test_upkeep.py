@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from queuectl.control.world import World
 from queuectl.core.lifecycle import BackOff
-from queuectl.core.maintenance import UPGRADE_STATE
+from queuectl.core.maintenance import UPGRADE_STATE, progress
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload
 from queuectl.model.maintenance import Maintenance, NodePhase, NodeState, Phase
 from queuectl.model.objects import Budget, Job, Mark, Pod
@@ -88,6 +88,16 @@ def test_pods_of_others_are_known_by_the_devices_that_they_hold() -> None:
     assert here.upkeep.say(here, NOW)["n0"].others == ("team/inference",)
     here.upkeep.on_pod(pod, replace(pod, phase="Succeeded", requests=()))
     assert here.upkeep.say(here, NOW)["n0"].others == ()
+
+
+def test_who_has_left_a_node_and_may_run_there_yet_is_named() -> None:
+    here = world("a")
+    drains(here)
+    here.on_pod(None, Pod("p", "team", "a-worker-1-0", "1", node="n0", phase="Running", deleting=True, workload="a"))
+    there = here.upkeep.say(here, NOW)["n0"]
+    assert there.left == ("team/a-worker-1-0",)
+    [state] = progress(here.upkeep.maintenances["m"], {"n0": replace(there, jobs={})}, {}, {}, NOW).states
+    assert state.message.endswith("has room there; pods that should have stopped may still run: team/a-worker-1-0.")
 
 
 def test_a_node_whose_driver_the_gpu_operator_upgrades_is_left() -> None:

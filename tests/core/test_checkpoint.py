@@ -5,13 +5,25 @@ from typing import Any
 
 import pytest
 
-from queuectl.core.checkpoint import asked, by_exit, give_up, interruption, last_words, leave, remind, saved
+from queuectl.core.checkpoint import (
+    asked,
+    asked_anew,
+    before_growth,
+    by_exit,
+    by_sigterm,
+    give_up,
+    interruption,
+    last_words,
+    leave,
+    remind,
+    saved,
+)
 from queuectl.core.elastic import finished, last
-from queuectl.core.lifecycle import View, deadline, next_move
+from queuectl.core.lifecycle import View, deadline, next_move, still_asked
 from queuectl.model.checkpoint import Answer, Ask, Checkpoint, Report, Saving, Signal
 from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
 from queuectl.model.objects import Job, Place, Pod
-from queuectl.model.plan import Placement, PodKey
+from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.reasons import Reason, why
 from queuectl.model.resources import CARD
 from queuectl.model.work import Work
@@ -70,6 +82,48 @@ def test_who_has_to_go_is_asked_first_if_its_job_says_how() -> None:
     assert leaving(by_signal).state is AttemptState.ENDING, "its pods are asked by their deletion"
 
 
+def test_who_may_never_have_been_asked_for_nobody_led_has_all_of_its_time_again() -> None:
+    late = NOW + 900
+    again = asked_anew(leaving(), late)
+    assert deadline(again, JOB) == late + 60
+    assert next_move(view(attempt=again, now=late)) is None
+    assert again.asking is not None
+    assert again.asking.id(3) == ID, "it is the same ask"
+    part = asked_anew(shrinking(), late)
+    assert part.asking is not None
+    assert (part.asking.id(3), part.asking.until) == (ID, late + 60)
+    for one in (leaving(), shrinking(), RUNNING):
+        assert asked_anew(one, NOW + 59) == one
+
+
+def test_who_is_asked_by_deletion_has_all_of_its_grace_however_late_it_is_deleted() -> None:
+    by_signal = replace(JOB, saving=Saving(grace_seconds=60))
+    ask = Ask(NOW - 900, NOW - 840)  # nobody led since
+    assert by_sigterm(by_signal, ask) == 60
+    assert by_sigterm(replace(by_signal, max_grace_seconds=20), ask) == 20
+    assert [by_sigterm(by_signal, None), by_sigterm(JOB, Ask(NOW, NOW + 60, 2)), by_sigterm(None, ask)] == [None] * 3
+
+
+def test_before_others_join_a_gang_its_pods_are_asked_the_same_by_whoever_leads() -> None:
+    """Most trainers start anew then. The new pods have nothing to save, and have their time to start after that."""
+    part = Portion((Placement("worker", "any", "m", 1, requests(gpu=4), 4 * CARD, first=2),))
+    grows = RUNNING.growing(part, NOW)
+    ask = Ask(NOW, NOW + 60, pods=2)
+    assert before_growth(grows, JOB) == ask
+    assert deadline(grows, replace(JOB, max_run_seconds=None)) == NOW + 60 + JOB.start_deadline_seconds
+    assert still_asked(view(attempt=grows)) == ask
+    assert still_asked(view(attempt=grows, now=NOW + 60)) is None
+    answers = {A: report(ID, step=7), B: report(ID, step=8)}
+    assert still_asked(view(attempt=grows, reports=answers)) is None
+    assert saved(grows, JOB, answers, NOW) == Checkpoint(NOW, 7, attempt=3)
+    by_signal, silent = replace(JOB, saving=Saving(grace_seconds=60)), replace(JOB, saving=None)
+    assert [before_growth(grows, job) for job in (by_signal, silent)] == [None, None]
+    assert before_growth(RUNNING, JOB) is None
+    lost = Repair(frozenset({B}), (), (), DRAINED)
+    repaired = replace(RUNNING.repairing(lost, NOW), state=AttemptState.GROWING)
+    assert before_growth(repaired, JOB) is None, "who has lost a peer can't save together with it"
+
+
 def test_pods_of_the_role_are_asked_or_of_all_that_must_succeed() -> None:
     assert asked(RUNNING, JOB) == [A, B]
     assert asked(RUNNING, replace(JOB, saving=replace(SAVING, role="ps"))) == [PS]
@@ -83,6 +137,10 @@ ID = Ask(NOW, NOW + 60).id(3)
     ("given", "answered"),
     [
         ({"reports": {A: report(ID), B: report(ID)}}, 2),
+        # A reminder may be later than what a drain asks, which is named by the eviction, in whole seconds.
+        ({"reports": {A: report(ID), B: report(Ask(NOW + 0.5, NOW).id(3))}}, 2),
+        ({"reports": {A: report(ID), B: report(ID).after(report("exec-1", NOW - 1))}}, 2),
+        ({"reports": {A: report(ID), B: report("mine", NOW + 1).after(report(ID))}}, 2),
         ({"reports": {A: report(ID)}, "pods": {**PODS, B: replace(PODS[B], phase="Succeeded")}}, 2),
         ({"reports": {A: report(ID)}, "now": NOW + 60}, 1),
         ({"now": NOW + 3600}, 0),
@@ -92,6 +150,9 @@ ID = Ask(NOW, NOW + 60).id(3)
     ],
     ids=[
         "all answer",
+        "one answers a later ask",
+        "somebody else had asked before",
+        "somebody else has asked since",
         "one is done",
         "one is late",
         "all are late",
@@ -114,8 +175,17 @@ def test_a_gang_goes_when_all_have_answered_or_can_not_any_more(given: dict[str,
         {A: report(ID), B: report(Ask(NOW - 9, NOW).id(3))},
         {A: report(ID), B: report(Ask(NOW, NOW + 60).id(2))},
         {A: report(ID), PS: report(ID)},
+        {A: report(ID), B: report("mine", NOW + 1)},
     ],
-    ids=["nobody", "one of two", "unasked", "an earlier ask", "of an earlier attempt", "whoever was not asked"],
+    ids=[
+        "nobody",
+        "one of two",
+        "unasked",
+        "an earlier ask",
+        "of an earlier attempt",
+        "whoever was not asked",
+        "others' ask",
+    ],
 )
 def test_until_then_it_stays(reports: dict[PodKey, Report]) -> None:
     assert next_move(view(reports=reports)) is None

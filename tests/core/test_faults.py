@@ -89,6 +89,14 @@ def test_all_that_is_said_of_a_node_is_told() -> None:
     assert judged(blames=[blame]) == {"n": Faulty("a job blames it, avoided until 00:10:00 UTC", leaves=False)}
 
 
+def test_of_a_storm_of_errors_a_few_are_told_and_how_many_more_there_are() -> None:
+    """Else statuses and conditions of all who hear of it would be as long as that."""
+    storm = [Fault("n", f"error {i}", 0.0) for i in range(1000)]
+    [faulty] = judged(*storm).values()
+    assert faulty.problem.startswith("error 0, avoided until 00:10:00 UTC; error 1,")
+    assert faulty.problem.endswith("; and 996 more")
+
+
 @given(st.integers(1, 200), st.integers(0, 200), st.integers(0, 200))
 def test_no_more_nodes_are_emptied_or_blamed_than_are_allowed(nodes: int, faulty: int, blamed: int) -> None:
     said = {f"n{i}": ("condition A is True",) for i in range(min(faulty, nodes))}

@@ -10,9 +10,10 @@ import pytest
 from queuectl.core.healing import STUCK_ON_READY_SECONDS, STUCK_SECONDS, patience, stuck_from
 from queuectl.core.lifecycle import View, loss, next_move
 from queuectl.core.suspects import offences
-from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Workload
+from queuectl.model.failures import Action, FailurePolicy, FailureRule
+from queuectl.model.lifecycle import Attempt, AttemptState, End, Move, Outcome, Shrink, Workload
 from queuectl.model.objects import Job, Place, Pod
-from queuectl.model.plan import Placement, PodKey
+from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.suspects import Healing, Offence
 from tests.support.builders import gang, requests, role
@@ -54,6 +55,13 @@ def ends(one: View) -> Why | None:
 def blamed(one: View) -> list[Offence]:
     move = next_move(one)
     return offences(one, move, move.end.why if move and move.end else None)
+
+
+def failed_at(one: View) -> View:
+    """Return a gang of which pods have failed, when nothing of it holds room any more."""
+    move = next_move(one)
+    assert move is not None
+    return replace(one, attempt=replace(one.attempt, state=AttemptState.ENDING, end=move.end))
 
 
 # Nodes that are not ready
@@ -125,6 +133,32 @@ def test_an_attempt_ends_when_all_that_is_left_of_it_is_stuck_and_its_room_there
     assert blamed(both) == [Offence("n2", NOW, why(Reason.POD_STUCK, pod="g-worker-2", seconds=900), "g", 3)]
 
 
+def test_a_gang_is_not_repaired_where_a_lost_pod_does_not_stop() -> None:
+    """Its peers hang until then, and the start deadline is about pods that start."""
+    moved = (replace(PLACEMENTS[1], node="n3"),)
+    repair = Repair(frozenset({("worker", 1)}), PLACEMENTS[1:2], moved, why(Reason.RUNNING, pods=2))
+    one = view(pods={1: GOING}, unready={"n1": NOW - 100})
+    one = replace(one, attempt=one.attempt.repairing(repair, NOW - 60), places={**one.places, "n3": Place.GOOD})
+    assert next_move(one) is None
+    move = next_move(replace(one, stuck=frozenset({("worker", 1)})))
+    assert move is not None
+    assert move.end is not None
+    assert str(move.end.why) == ("The lost pods could not be replaced: pod g-worker-1 does not stop on node n1.")
+
+
+def test_a_gang_that_gives_up_a_part_which_does_not_stop_goes_whole_for_somebody_waits_for_it() -> None:
+    shrink = Shrink(why(Reason.RUNNING, pods=2), Portion(PLACEMENTS[2:]))
+    one = view(pods={2: GOING})
+    one = replace(one, attempt=one.attempt.shrinking(shrink))
+    assert next_move(one) is None
+    stuck = replace(one, stuck=frozenset({("worker", 2)}))
+    assert next_move(stuck) == Move(
+        "g", 3, AttemptState.ENDING, End(why(Reason.POD_STUCK, pod="g-worker-2", seconds=900), Outcome.REQUEUE)
+    )
+    # For room on a node that is not ready nobody waits, and the others run on.
+    assert next_move(replace(stuck, unready={"n2": NOW - 1000})) is None
+
+
 def test_what_has_ended_and_can_not_be_removed_holds_nothing() -> None:
     gone = End(why(Reason.DELETED), Outcome.DELETED)
     stuck = {**GOING, "phase": "Succeeded"}
@@ -187,10 +221,26 @@ def test_pods_that_failed_of_many_as_many_as_tell_that_it_is_no_nodes_fault(fail
     failed = {"phase": "Failed", "ready": False, "exit_code": 3}
     one = view(pods={0: failed, 1: failed, 2: failed})
     one = replace(one, workload=replace(WORKLOAD, failures=failures))
-    assert [(each.node, str(each.why)) for each in blamed(one)] == [
+    assert blamed(one) == [], "a node may turn out to be lost, of which they failed"
+    assert [(each.node, str(each.why)) for each in blamed(failed_at(one))] == [
         ("n0", "Pod g-worker-0 failed with exit code 3."),
         ("n1", "Pod g-worker-1 failed with exit code 3."),
     ]
+
+
+@pytest.mark.parametrize("rules", [(), (FailureRule(Action.AVOID_NODE, codes=frozenset({1})),)])
+def test_the_node_that_peers_failed_of_and_not_theirs_also_when_another_has_its_name(
+    rules: tuple[FailureRule, ...],
+) -> None:
+    failed = {"phase": "Failed", "ready": False, "exit_code": 1, "exits": (("main", 1),)}
+    one = view(pods={0: failed, 1: failed})
+    one = replace(one, job=replace(JOB, backoff_limit=0, failures=FailurePolicy(rules)))
+    over = failed_at(one)
+    del over.pods["worker", 2]  # type: ignore[attr-defined]  # it was removed with its node
+    replaced = why(Reason.NODE_REPLACED, node="n2")
+    over = replace(over, struck=replaced)
+    assert next_move(over) == Move("g", 3, AttemptState.ENDED, End(replaced, Outcome.REQUEUE))
+    assert [(each.node, each.why) for each in blamed(over)] == [("n2", replaced)]
 
 
 def test_nothing_when_it_goes_for_others_or_comes_to_its_end() -> None:

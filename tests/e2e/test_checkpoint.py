@@ -22,7 +22,7 @@ from queuectl.local.controlplane import Running
 from tests.support import ledger
 from tests.support.commands import Commands
 from tests.support.eventually import eventually
-from tests.support.stage import Object, Stage
+from tests.support.stage import Controller, Object, Stage
 
 STAYS = {"local.queuectl.dev/stop-after": "1000h"}  # a pod that has been deleted can be looked at until it is removed
 
@@ -134,6 +134,30 @@ async def test_a_victim_saves_its_work_and_goes_on_there_also_when_the_controlle
         assert (env["QUEUECTL_RESUME_STEP"], env["QUEUECTL_RESUME_PATH"]) == ("40", "/c/step-40")
         assert env["QUEUECTL_CHECKPOINT_DIR"] == "/c"
     assert "Checkpointed" in await ledger.history(stage, "low")
+
+
+async def test_what_was_saved_while_no_controller_led_is_known_to_the_next_and_answers_what_was_asked(
+    stage: Stage,
+) -> None:
+    controller = stage.controller()
+    controller.start()
+    await running(stage, "low", signal="Annotation", graceSeconds=600, path="/c")
+    controller.kill()
+    for step, pod in enumerate(await stage.pods("low"), start=40):
+        await report(stage, pod, None, step)
+    controller.start()
+    await until_saved(stage, "low", 40)
+
+    await stage.submit("high", 2, 8, priority=5)
+    asked = await asks(stage, "low")
+    controller.kill()
+    for pod, ask in asked:
+        await report(stage, pod, ask["id"], 50)
+    controller.start()
+    await remove(stage, "low")
+    await stage.until_phase("high", "Running")
+    [one] = await interruptions(stage, "low")
+    assert (one["saved_step"], one["answered"]) == (50, True)
 
 
 async def test_who_does_not_answer_goes_at_the_deadline(stage: Stage) -> None:
@@ -393,8 +417,8 @@ async def test_a_queue_bounds_how_long_its_jobs_may_take_to_leave(stage: Stage) 
     await stage.until_phase("high", "Running")
 
 
-async def test_an_elastic_gang_saves_its_work_before_it_gives_up_pods(stage: Stage) -> None:
-    """All of its pods are asked, and none goes before, also when the controller dies meanwhile."""
+async def test_an_elastic_gang_saves_its_work_before_it_gives_up_pods_and_before_others_join_it(stage: Stage) -> None:
+    """All of its pods are asked, and none goes or starts before, also when the controller dies meanwhile."""
     await stage.nodes(2)
     await stage.queue(16, preemption={"withinQueue": "LowerPriority"})
     controller = stage.controller()
@@ -415,7 +439,8 @@ async def test_an_elastic_gang_saves_its_work_before_it_gives_up_pods(stage: Sta
     await stage.until_job("elastic", lambda s: "3 of 4 pods have" in s.get("message", ""), "has three answers")
 
     controller.kill()
-    stage.controller("b").start()
+    second = stage.controller("b")
+    second.start()
     await stage.until_job("elastic", lambda s: "3 of 4 pods have" in s.get("message", ""), "has three answers")
     assert not any("deletionTimestamp" in pod["metadata"] for pod in await stage.pods("elastic"))
     pod, ask = asked[3]
@@ -437,6 +462,30 @@ async def test_an_elastic_gang_saves_its_work_before_it_gives_up_pods(stage: Sta
         "Admitted", "Created", "Ungated", "Running", "Shrunk", "Checkpointed", "Running",
     ]  # fmt: skip
     assert await interruptions(stage, "elastic") == [], "it runs on"
+
+    await stage.delete_job("high")
+    await grows(stage, second, after=asked[0][1]["id"])
+
+
+async def grows(stage: Stage, controller: Controller, *, after: str) -> None:
+    """See that the gang's two pods save before two others join them. `after`: the ask before."""
+
+    async def asked() -> list[tuple[Object, Object]] | None:
+        pods = [(pod, json.loads(pod["metadata"]["annotations"].get(ASK, "{}"))) for pod in await stage.pods("elastic")]
+        again = [(pod, ask) for pod, ask in pods if ask.get("id", "") > after]
+        return again if len(pods) == 4 and len(again) == 2 else None
+
+    (first, ask), (second, _) = await eventually(asked, "the two that run are asked, and two more are there")
+    controller.kill()
+    later = stage.controller("c")
+    later.start()
+    await later.until_leading()
+    await report(stage, first, ask["id"], 60)
+    assert [again for _, again in await asked() or ()] == [ask, ask], "it is the same ask"
+    assert len([pod for pod in await stage.pods("elastic") if pod["spec"].get("schedulingGates")]) == 2
+    await report(stage, second, ask["id"], 61)
+    await stage.until_job("elastic", lambda s: s["pods"] == "4/4", "has all pods")
+    await until_saved(stage, "elastic", 60)
 
 
 async def test_of_an_elastic_gang_only_the_pods_that_go_get_sigterm(stage: Stage) -> None:

@@ -184,6 +184,36 @@ async def test_a_gang_leaves_a_silent_node_and_what_may_still_run_there_keeps_it
     assert await ledger.rows(stage, forgiven, node=silent) == [{"count": 1}]
 
 
+async def test_what_a_stuck_pod_holds_is_free_once_its_node_is_tainted_out_of_service(
+    stage: Stage, real: Start
+) -> None:
+    stage.controller(env=LEAVES).start()
+    agent = await real("lost")
+    [lost] = agent.nodes
+    await stage.nodes(1, gpus=4, gpu_product=PRETENDED)
+    await stage.queue(12)
+    await stage.create(gang(stage, "gang", 2))
+    await stage.until_phase("gang", "Running")
+    await stage.nodes(1, gpus=4, gpu_product=PRETENDED, first=1)
+    agent.send(signal.SIGSTOP)
+    await stage.until_job("gang", lambda s: s.get("attempt") == 2 and s["phase"] == "Running", "runs again")
+
+    async def room() -> int:
+        query = "SELECT room FROM node_room WHERE node = :node AND resource = :gpu"
+        return int((await ledger.rows(stage, query, node=lost, gpu=GPU))[0]["room"])
+
+    assert await room() == 0
+    taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+    node = await stage.client.request("GET", f"/api/v1/nodes/{lost}")
+    body = {"spec": {"taints": [*(node["spec"].get("taints") or ()), taint]}}
+    await stage.client.request("PATCH", f"/api/v1/nodes/{lost}", body=body, content_type=MERGE_PATCH)
+
+    async def free() -> bool:
+        return await room() == 4
+
+    await eventually(free, "its room is free")
+
+
 def trains(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE and any("digits.py" in word for word in process.cmdline())

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from queuectl.core.maintenance import UPGRADE_STATE
+from queuectl.kube import lease
 from queuectl.kube.client import APPLY_PATCH, KubeClient
 from queuectl.local.controlplane import Running
 from tests.e2e.test_maintenance import PASSES, verified
@@ -82,4 +83,4 @@ async def test_the_service_account_of_the_base_is_enough_for_all_of_a_jobs_life(
     refused = {(a.method, a.path) for a in proxy.answers if a.status in {401, 403}}
     assert refused == set()
     done = {(a.method, a.path.partition("?")[0].rpartition("/")[0]) for a in proxy.answers if a.status < 300}
-    assert ("PATCH", f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases") in done
+    assert ("PATCH", lease.PATH.rpartition("/")[0]) in done

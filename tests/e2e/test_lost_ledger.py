@@ -1,5 +1,10 @@
 """A ledger that is lost, or restored from before."""
 
+from pathlib import Path
+
+import yaml
+
+from queuectl.local.controlplane import Running
 from tests.support.databases import Databases
 from tests.support.eventually import eventually
 from tests.support.stage import Stage
@@ -26,7 +31,14 @@ async def test_a_lost_ledger_runs_nothing_twice(stage: Stage, postgres: Database
         second.stop()
 
 
-async def test_no_controller_acts_beside_one_that_leads_by_another_ledger(stage: Stage, postgres: Databases) -> None:
+async def test_no_controller_acts_beside_one_that_leads_by_another_ledger(
+    stage: Stage, postgres: Databases, control_plane: Running, tmp_path: Path
+) -> None:
+    """Also if they are installed in different namespaces."""
+    config = yaml.safe_load(control_plane.kubeconfig.read_text())
+    config["contexts"][0]["context"]["namespace"] = "elsewhere"
+    elsewhere = tmp_path / "elsewhere.yaml"
+    elsewhere.write_text(yaml.safe_dump(config))
     await stage.nodes(2)
     await stage.queue(16)
     first = stage.controller()
@@ -35,7 +47,7 @@ async def test_no_controller_acts_beside_one_that_leads_by_another_ledger(stage:
     await stage.until_phase("runs", "Running")
     before = {pod["metadata"]["uid"] for pod in await stage.pods("runs")}
     with postgres.migrated() as fresh:
-        second = stage.controller("b", env={"DATABASE_URL": fresh})
+        second = stage.controller("b", env={"DATABASE_URL": fresh}, kubeconfig=elsewhere)
         second.start()
 
         async def says_so() -> bool:

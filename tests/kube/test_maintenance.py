@@ -118,3 +118,7 @@ def test_a_test_pod_goes_to_its_node_although_that_is_cordoned_and_tells_what_ca
     test = maintenance.node_test(json.dumps(pod).encode()).value
     assert (test.maintenance, test.node, test.phase) == ("u", "n", TestPhase.FAILED)
     assert test.problem == "container test exited with 3: no GPU"
+    full = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available: 1 Insufficient memory.."}
+    pod["status"] = {"phase": "Pending", "conditions": [full]}
+    test = maintenance.node_test(json.dumps(pod).encode()).value
+    assert test.problem == "it finds no room: 0/1 nodes are available: 1 Insufficient memory"

@@ -70,6 +70,14 @@ def test_that_a_kubelet_did_not_take_a_pod_is_no_failure_of_its_own() -> None:
     assert pod(phase="Failed", containerStatuses=[ran]).disrupted == ""
 
 
+def test_that_a_machine_started_again_is_no_failure_of_what_ran_there() -> None:
+    missing = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": "it could not be located"}
+    lost = pod(phase="Failed", containerStatuses=[{"name": "main", "state": {"terminated": missing}}])
+    assert (lost.disrupted_by, lost.disrupted) == ("ContainerStatusUnknown", "container main: it could not be located")
+    crashed = {"exitCode": 137, "reason": "Error"}
+    assert pod(phase="Failed", containerStatuses=[{"name": "main", "state": {"terminated": crashed}}]).disrupted == ""
+
+
 def test_why_a_container_of_ours_cannot_start() -> None:
     def waits(*states: dict[str, Any], label: str = WORKLOAD_LABEL) -> str:
         containers = [{"name": f"c{i}", "state": state} for i, state in enumerate(states)]

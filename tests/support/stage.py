@@ -140,7 +140,7 @@ class Stage:
             controller.send(signal.SIGCONT) if controller.running else None
             controller.kill()
         if self._controllers:  # else who leads by the next stage's ledger would wait until it is over
-            await self._quietly("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{lease.NAME}")
+            await self._quietly("DELETE", lease.PATH)
         for job in await self.jobs():
             if job["metadata"].get("finalizers"):
                 path = jobs_path(job["metadata"]["namespace"], job["metadata"]["name"])

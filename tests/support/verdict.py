@@ -62,9 +62,7 @@ class Verdict:
             assert (row["at"] is None) == (row["running_at"] is None), where
             if row["end"]["charged"]:
                 self.sums["failures"] += 1
-                # Of a node that is soon back under its name nobody can tell that it was lost.
-                causes = {"crash", "kill node", "restart node"} if gang.hasty else {"crash"}
-                assert any(hit.what in causes for hit in hits), where
+                assert any(hit.what == "crash" for hit in hits), where
             later = [runs[one] for one in sorted(runs) if one > number]
             if run and later:
                 again = run.last - later[0].began_after

@@ -40,6 +40,7 @@ class _PodSpec(msgspec.Struct, rename="camel"):
 
 class _Terminated(msgspec.Struct, rename="camel"):
     exit_code: int = 0
+    reason: str = ""
     message: str = ""
 
 
@@ -70,6 +71,9 @@ class _Pod(msgspec.Struct):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
+# By kubelets, and by containerd, of containers that were there before the machine started again.
+PERISHED = {"ContainerStatusUnknown", "Unknown"}
+
 _decode_pod = msgspec.json.Decoder(_Pod).decode
 
 
@@ -78,7 +82,7 @@ def pod(raw: Bytes) -> Item[Pod]:
     seen = _decode_pod(raw)
     meta, labels = seen.metadata, seen.metadata.labels
     conditions = {c.type: c for c in seen.status.conditions if c.status == "True"}
-    disrupted = conditions.get("DisruptionTarget") or _refused(seen.status)
+    disrupted = conditions.get("DisruptionTarget") or _refused(seen.status) or _perished(seen.status)
     stops_by = meta.deletion_timestamp.timestamp() if meta.deletion_timestamp else None
     report, problem = _report(seen) if WORKLOAD_LABEL in labels else (None, "")
     counts = seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"}
@@ -120,6 +124,15 @@ def _refused(status: _PodStatus) -> Condition | None:
     if status.phase != "Failed" or not status.reason or status.container_statuses or status.init_container_statuses:
         return None
     return Condition("", "True", f"{status.reason}: {status.message}", status.reason)
+
+
+def _perished(status: _PodStatus) -> Condition | None:
+    """Return why a pod failed of which its kubelet found nothing any more, as after a restart of the machine."""
+    for c in status.container_statuses if status.phase == "Failed" else ():
+        end = c.state.terminated
+        if end is not None and end.reason in PERISHED:
+            return Condition("", "True", f"container {c.name}: {end.message or end.reason}", end.reason)
+    return None
 
 
 def _report(pod: _Pod) -> tuple[Report | None, str]:
