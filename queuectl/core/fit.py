@@ -162,7 +162,7 @@ class Layout:
             shared_aim = index(together.preferred)
         within = _deeper(index(own.required), shared if len(bound) == 1 else -1)
         sliced = index(own.slice_level)
-        asked = {within, sliced, shared if role in bound else None} - {None, -1}
+        asked = {index(own.required), sliced, index(together.required) if role in bound else None}
         aim = index(own.preferred)
         need = Need(
             within=within,
@@ -204,7 +204,8 @@ def _place_in(
         if short is not None:
             return short
     found: Short | None = None
-    for order in dict.fromkeys((tuple(in_order), tuple(sorted(in_order, key=_freedom)))):
+    fewest = sorted(in_order, key=lambda role: _choice(room, role, flavors[role.name]))
+    for order in dict.fromkeys(map(tuple, (in_order, sorted(in_order, key=_freedom), fewest))):
         bound = bound_roles(order, flavors)
         free = [role for role in order if role not in bound]
         for inside in _windows(fleet, room, bound, flavors, together) if len(bound) > 1 else [None]:
@@ -428,6 +429,12 @@ def largest_first(role: Role) -> tuple[int, int, int, str]:
 def _freedom(role: Role) -> tuple[bool, bool]:
     """Order in which roles are placed where largest first leaves one out: those first that have to be close."""
     return not role.topology.required, not role.topology.slice_level
+
+
+def _choice(room: Room, role: Role, flavor: Flavor) -> tuple[int, int]:
+    """Order in which roles are placed where that leaves one out as well: 1. fewer places to spare 2. on fewer nodes."""
+    places = room.pods(flavor, closely(role, flavor), role.requests)
+    return int(places.sum()) - role.pods, int(np.count_nonzero(places))
 
 
 def _lacks(room: Room, flavor: Flavor, role: Role, found: int) -> str:
