@@ -6,7 +6,6 @@ what has changed since the last look, so that a cycle costs what changed and not
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -26,6 +25,7 @@ from queuectl.core.fragmentation import Mix
 from queuectl.core.healing import stuck_from
 from queuectl.core.lifecycle import BackOff, Loss, View, all_ready, deadline
 from queuectl.core.limits import Held, limited
+from queuectl.core.made import Made
 from queuectl.core.moves import kept_for
 from queuectl.core.snapshot import Broken, Elastic, MoveOrder, Moving, Policy, Snapshot
 from queuectl.core.tree import broken_queues
@@ -145,7 +145,7 @@ class World:
         self._small: set[str] = set()  # workloads of attempts with fewer pods than they ask for
         self._asked: dict[str, MoveRequest] = {}  # moves, by uid of who is to move
         self._moving: dict[str, Moving] = {}  # what is kept for those who make room, by uid
-        self.volumes = JobVolumes()
+        self.volumes, self.made = JobVolumes(), Made()
         self.losses: dict[str, Loss] = {}  # what workloads wait to have replaced
         self._irreparable: set[str] = set()  # workloads for whose lost pods there is no place
         self._stale: set[str] = set()  # workloads that wait, or that wait no more, unlike what the backlog says
@@ -245,7 +245,7 @@ class World:
             self.queues.pop(name, None)
         if (old and old.max_grace_seconds) != (new and new.max_grace_seconds):
             for uid in [uid for uid, job in self.jobs.items() if job.gang.queue == name]:
-                self.jobs[uid] = self._limited(self.jobs[uid])
+                self.jobs[uid] = self._judged(self.jobs[uid])
                 self.restated.add(uid)
         self.changes.queues.add(name)
         self._version += 1
@@ -320,26 +320,26 @@ class World:
                 self.changes.candidates = True
 
     def keep_job(self, job: Job) -> None:
-        """Have a job as it was read last, with what its claims and its queue mean for it."""
+        """Have a job as it was read last, with what its claims, its queue and the API server mean for it."""
         uid = job.gang.uid
-        self.jobs[uid] = self._limited(self.volumes.keep(job))
+        self.jobs[uid] = self._judged(self.volumes.keep(job))
         _ = self.jobs[uid].gang.shape  # worked out as jobs arrive, and not for all of them by the first cycle
 
     def on_volume_claim(self, old: Claim | None, new: Claim | None) -> None:
         """Take in a changed PersistentVolumeClaim."""
-        self._judge_again(self.volumes.on_claim(old, new))
+        self._judge_again(self.volumes.again(self.volumes.on_claim(old, new)))
 
     def on_volume(self, old: Volume | None, new: Volume | None) -> None:
         """Take in a changed PersistentVolume."""
-        self._judge_again(self.volumes.on_volume(old, new))
+        self._judge_again(self.volumes.again(self.volumes.on_volume(old, new)))
 
     def on_storage_class(self, old: StorageClass | None, new: StorageClass | None) -> None:
         """Take in a changed StorageClass."""
-        self._judge_again(self.volumes.on_storage_class(old, new))
+        self._judge_again(self.volumes.again(self.volumes.on_storage_class(old, new)))
 
     def volumes_are_known(self) -> None:
         """Take in that all claims, volumes and storage classes have been read."""
-        self._judge_again(self.volumes.are_known())
+        self._judge_again(self.volumes.again(self.volumes.are_known()))
 
     # What the ledger says
 
@@ -367,6 +367,7 @@ class World:
             attempt = replace(attempt, saved_at=workload.saved.at)
         self._keep(replace(workload, state=WorkloadState.ACTIVE, attempt=attempt.number, first_admitted_at=first))
         self.attempts[attempt.uid] = attempt
+        self.made.begin(attempt)
         self._count_held(attempt.uid)
         self.holdings.add(self.workloads[attempt.uid], attempt)
         if attempt.holds:
@@ -424,6 +425,7 @@ class World:
             self._leave_claims((attempt.uid, attempt.number))
             self.touched |= self.holdings.claims
         if move.to is AttemptState.RUNNING:
+            self.made.outgrown.discard(move.uid)
             self._keep(replace(workload, late_starts=0))
             self.changes.candidates = self.changes.candidates or bool(before.leaving or before.coming)
             self._ready_or_not(move.uid)
@@ -792,9 +794,17 @@ class World:
             return False
         return attempt.number == number and attempt.generation == job.generation
 
-    def _judge_again(self, uids: AbstractSet[str]) -> None:
-        """Look again what their claims mean for jobs."""
-        for job in map(self._limited, self.volumes.again(uids)):
+    def _learn(self, pod: Pod) -> None:
+        """Take in what the API server has made of a gated pod; jobs of that shape in its namespace will have the like."""
+        job = self.jobs.get(pod.workload)
+        if job and job.generation == self.attempts[pod.workload].generation and self.made.learn(job, pod):
+            mine, shape = job.gang.namespace, job.gang.shape
+            like = [one for one in self.jobs.values() if one.gang.namespace == mine and one.gang.shape == shape]
+            self._judge_again(like)
+
+    def _judge_again(self, jobs: Iterable[Job]) -> None:
+        """Have jobs with what is known of them now."""
+        for job in map(self._judged, jobs):
             uid = job.gang.uid
             if job != self.jobs.get(uid):
                 self.jobs[uid] = job
@@ -803,8 +813,9 @@ class World:
                 self.restated.add(uid)
                 self.changes.candidates = True
 
-    def _limited(self, job: Job) -> Job:
-        """Return a job with what its queue lets it take to leave."""
+    def _judged(self, job: Job) -> Job:
+        """Return a job with what its queue lets it take to leave, and what its pods will request."""
+        job = self.made.judge(job)
         queue = self.queues.get(job.gang.queue)
         most = queue.max_grace_seconds if queue else None
         return job if job.max_grace_seconds == most else replace(job, max_grace_seconds=most)
@@ -842,8 +853,10 @@ class World:
         return {**cleared, **pods} if cleared and attempt.state is not AttemptState.ENDING else pods
 
     def _read(self, old: Pod | None, pod: Pod) -> None:
-        """Take in what a pod of ours reports, where that is new."""
+        """Take in what a pod of ours reports, where that is new; and of one that is gated, what it is like."""
         key = (pod.workload, pod.attempt)
+        if pod.gated and self._active(key):
+            self._learn(pod)
         if pod.report is not None and (old is None or old.report != pod.report):
             self.heard(key, (pod.role, pod.index), pod.report)
         if pod.ended and not (old and old.ended) and self._active(key):
@@ -878,6 +891,7 @@ class World:
             self.faults.blame(self.workloads[workload.uid])
             self.judge_faults(now)
         del self.attempts[workload.uid]
+        self.made.end(workload.uid)
         self._small.discard(workload.uid)
         self._count_held(workload.uid)
         self._cleared.pop((workload.uid, attempt.number), None)
@@ -942,9 +956,10 @@ class World:
         return attempt is not None and attempt.number == key[1]
 
     def _count(self, pod: Pod) -> None:
-        """Count a pod as another's, unless it is ours and reserved, has ended or is not bound."""
+        """Count a pod as another's, unless it has ended or is not bound; of ours what is not reserved for it."""
         reserved = bool(pod.workload) and self._active((pod.workload, pod.attempt))
-        now = (pod.node, pod.requests) if pod.requests and not reserved else None
+        asks = self.made.beyond(pod) if reserved else pod.requests  # it may have been resized in place
+        now = (pod.node, asks) if pod.node and asks else None
         before = self._counted.get(pod.uid)
         if now == before:
             return
@@ -995,7 +1010,8 @@ class World:
             known = constraints.get(placement.role)
             place = self.fleet.place(placement.node, flavor, known or Constraints(), placement.requests)
             if places.get(placement.node, Place.GOOD) is Place.GOOD:
-                places[placement.node] = place
+                outgrown = place is Place.GOOD and attempt.uid in self.made.outgrown
+                places[placement.node] = Place.OUTGROWN if outgrown else place
         if now is not None and job is not None and not attempt.holds and not job.gang.lifetime.movable:
             taken = (node for node in places if self.fleet.taken_at(node) < now + (job.max_run_seconds or inf))
             places |= {node: Place.TAKEN for node in taken if places[node] is Place.GOOD}

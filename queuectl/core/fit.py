@@ -320,7 +320,10 @@ class _Placed:
             size, level = need.slice_size, layout.levels[need.slice_level]
             lacks = f"room for {size} pods in one {level}, {role.pods // size} times; there is for {most // size}"
         else:
-            roomiest = f"the roomiest, {name}, has" if name else "the roomiest has"
+            untold = (
+                ", which no label tells, has" if layout.keys[need.within : need.within + 1] == (DRIVER,) else " has"
+            )
+            roomiest = f"the roomiest, {name}, has" if name else f"the roomiest{untold}"
             lacks = f"one {layout.levels[need.within]} with room for all of them; {roomiest} room for {most}"
         return Short(role, flavor, nodes, most, lacks)
 

@@ -174,6 +174,7 @@ class _PodSpec(msgspec.Struct, rename="camel"):
     resources: dict[str, Any] = {}
     affinity: dict[str, Any] | None = None
     host_network: bool = False
+    node_selector: dict[str, str] = {}
 
 
 class _Terminated(msgspec.Struct, rename="camel"):
@@ -219,7 +220,8 @@ def pod(raw: Bytes) -> Item[Pod]:
     disrupted = conditions.get("DisruptionTarget") or _refused(seen.status)
     stops_by = meta.deletion_timestamp.timestamp() if meta.deletion_timestamp else None
     report, problem = _report(seen) if WORKLOAD_LABEL in labels else (None, "")
-    counts = seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"}
+    gated = any(gate.name == GATE for gate in seen.spec.scheduling_gates)
+    counts = gated or (seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"})
     failed = WORKLOAD_LABEL in labels and seen.status.phase == "Failed"
     value = Pod(
         uid=meta.uid,
@@ -229,7 +231,7 @@ def pod(raw: Bytes) -> Item[Pod]:
         node=seen.spec.node_name,
         phase=seen.status.phase,
         ready="Ready" in conditions,
-        gated=any(gate.name == GATE for gate in seen.spec.scheduling_gates),
+        gated=gated,
         deleting=meta.deletion_timestamp is not None,
         told_at=(stops_by or 0.0) - (meta.deletion_grace_period_seconds or 0),
         stops_by=stops_by,
@@ -243,6 +245,7 @@ def pod(raw: Bytes) -> Item[Pod]:
         role=labels.get(ROLE_LABEL, ""),
         index=_number(labels.get(INDEX_LABEL)),
         requests=_requests(seen.spec, meta) if counts else (),
+        selector=tuple(sorted(seen.spec.node_selector.items())) if gated else (),
         ip=seen.status.pod_ip,
         waits=_waits(seen.status) if WORKLOAD_LABEL in labels else "",
         container=seen.spec.containers[0]["name"] if seen.spec.containers else "",
@@ -780,6 +783,12 @@ def _topology(topology: Mapping[str, Any]) -> Topology:
 
 def _tolerations(tolerations: Any) -> tuple[Toleration, ...]:
     return tuple(
-        Toleration(t.get("key") or "", t.get("operator") or "Equal", t.get("value") or "", t.get("effect") or "")
+        Toleration(
+            t.get("key") or "",
+            t.get("operator") or "Equal",
+            t.get("value") or "",
+            t.get("effect") or "",
+            t.get("tolerationSeconds"),
+        )
         for t in tolerations or ()
     )

@@ -111,6 +111,19 @@ def test_gpus_of_a_gang_are_of_one_model_and_one_driver_when_asked() -> None:
     assert placed(2, same_driver=True) == {"n3", "n4"}  # all of their kind, so that three A100 nodes stay free
 
 
+def test_nodes_of_whose_driver_no_label_tells_do_not_pass_for_alike() -> None:
+    nodes = [replace(node(f"n{i}"), gpus=Gpus("A100")) for i in range(2)]
+    for pods, lacks in (
+        (1, ""),
+        (
+            2,
+            "one version of the GPU driver with room for all of them; the roomiest, which no label tells, has room for 1",
+        ),
+    ):
+        found = fit.place(fleet(nodes), [near(pods)], _flavors([near(pods)]), Together(same_driver=True))
+        assert (found.lacks if isinstance(found, fit.Short) else "") == lacks
+
+
 def test_what_an_exact_solver_finds_is_found_and_nothing_impossible() -> None:
     """Of small random gangs that fit, at least 99 of 100 get a place, and every place keeps all that is promised."""
     random = Random(1)
@@ -124,7 +137,7 @@ def test_what_an_exact_solver_finds_is_found_and_nothing_impossible() -> None:
         if isinstance(placed, fit.Short):
             continue
         assert holds
-        assert exact.broken(nodes, roles, LEVELS, together, placed, used) == []
+        assert exact.broken(nodes, roles, LEVELS, together, placed, used=used) == []
         found += 1
     assert possible > CASES // 6
     assert found >= 0.99 * possible, f"{found} of {possible}"

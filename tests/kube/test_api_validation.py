@@ -319,6 +319,10 @@ REFUSED = {
         flavor(tolerations=[{"key": "gpu", "operator": "Exists", "value": "x"}]),
         ("spec.tolerations[0]", "has no value; remove it"),
     ),
+    "seconds for what evicts nobody": Refused(
+        flavor(tolerations=[{"key": "gpu", "operator": "Exists", "tolerationSeconds": 60}]),
+        ("spec.tolerations[0]", "can have tolerationSeconds; remove them"),
+    ),
     "an effect that doesn't exist": Refused(
         flavor(tolerations=[{"key": "gpu", "effect": "Never"}]), ("spec.tolerations[0].effect", "Never", "NoExecute")
     ),

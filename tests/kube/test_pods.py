@@ -173,3 +173,18 @@ def test_a_pod_that_is_deleted_tells_since_when_and_how_long_it_may_take_to_stop
     pod = decode.pod(json.dumps({"metadata": meta}).encode()).value
     assert (pod.deleting, pod.told_at, pod.stops_by) == (True, 70.0, 100.0)
     assert decoded_pod().stops_by is None
+
+
+def test_tolerations_of_the_flavor_are_added_as_they_are() -> None:
+    one = decoded(job("llm", role("worker", 1)))
+    given = [
+        {"key": "spot", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
+        {"key": "gpu", "value": "yes"},
+    ]
+    raw = {"metadata": {"name": "any"}, "spec": {"tolerations": given}}
+    kind = decode.flavor(json.dumps(raw).encode()).value
+    made = attempt(Placement("worker", "any", "n", 1, ()))
+    assert manifests(one, made, 0, {"any": kind})["worker", 0]["spec"]["tolerations"] == [
+        given[0],
+        {"key": "gpu", "operator": "Equal", "value": "yes"},
+    ]

@@ -81,6 +81,7 @@ def broken(
     flavor: Flavor,
     together: Together,
     placed: Sequence[Placement],
+    *,
     used: Used = (),
 ) -> list[str]:
     """Return what a placement promises and does not keep."""
