@@ -77,7 +77,7 @@ from queuectl.model.policy import (
     Within,
 )
 from queuectl.model.reasons import Reason, Why, why
-from queuectl.model.resources import CARD, CARDS, is_extended, parse_quantity, pod_requests
+from queuectl.model.resources import CARD, CARDS, is_extended, most, parse_quantity, pod_requests
 
 Bytes = msgspec.Raw | bytes
 
@@ -189,6 +189,8 @@ class _ContainerState(msgspec.Struct):
 
 class _ContainerStatus(msgspec.Struct, rename="camel"):
     name: str = ""
+    resources: dict[str, Any] | None = None
+    allocated_resources: dict[str, str] = {}
     state: _ContainerState = msgspec.field(default_factory=_ContainerState)
     last_state: _ContainerState = msgspec.field(default_factory=_ContainerState)  # before it was started anew
 
@@ -244,7 +246,7 @@ def pod(raw: Bytes) -> Item[Pod]:
         attempt=_number(labels.get(ATTEMPT_LABEL)),
         role=labels.get(ROLE_LABEL, ""),
         index=_number(labels.get(INDEX_LABEL)),
-        requests=_requests(seen.spec, meta) if counts else (),
+        requests=_requests(seen) if counts else (),
         selector=tuple(sorted(seen.spec.node_selector.items())) if gated else (),
         ip=seen.status.pod_ip,
         waits=_waits(seen.status) if WORKLOAD_LABEL in labels else "",
@@ -278,10 +280,11 @@ def _report(pod: _Pod) -> tuple[Report | None, str]:
     return found, problem
 
 
-def _requests(spec: _PodSpec, meta: _Meta) -> tuple[tuple[str, int], ...]:
+def _requests(pod: _Pod) -> tuple[tuple[str, int], ...]:
+    spec, meta, status = pod.spec, pod.metadata, pod.status
     parts: dict[str, Any] = {
-        "containers": spec.containers,
-        "initContainers": spec.init_containers,
+        "containers": _resized(spec.containers, status.container_statuses, status),
+        "initContainers": _resized(spec.init_containers, status.init_container_statuses, status),
         "overhead": spec.overhead,
         "resources": spec.resources,
         "affinity": spec.affinity,
@@ -289,6 +292,25 @@ def _requests(spec: _PodSpec, meta: _Meta) -> tuple[tuple[str, int], ...]:
     }
     [by_itself] = alone([(parts, meta.labels)], meta.namespace)
     return tuple(sorted((pod_requests(parts) | by_itself).items()))
+
+
+def _resized(
+    containers: list[dict[str, Any]], statuses: Iterable[_ContainerStatus], pod: _PodStatus
+) -> list[dict[str, Any]]:
+    """Return containers with what kube-scheduler counts of those that are resized in place: the most of wanted and had."""
+    had = {
+        one.name: (one.resources.get("requests") or {}, one.allocated_resources) for one in statuses if one.resources
+    }
+    never = any(c.type == "PodResizePending" and c.reason == "Infeasible" for c in pod.conditions)
+
+    def counted(container: dict[str, Any]) -> dict[str, Any]:
+        wanted = (container.get("resources") or {}).get("requests") or {}
+        others = [one for one in had.get(container["name"], ()) if one and one != wanted]
+        return (
+            {**container, "resources": {"requests": most((*others, {} if never else wanted))}} if others else container
+        )
+
+    return [counted(container) for container in containers]
 
 
 def _exit_code(status: _PodStatus) -> int | None:

@@ -188,3 +188,30 @@ def test_tolerations_of_the_flavor_are_added_as_they_are() -> None:
         given[0],
         {"key": "gpu", "operator": "Equal", "value": "yes"},
     ]
+
+
+def _resizing(status: Manifest, *conditions: Manifest, init: bool = False) -> int:
+    """Return the cpu that counts of a bound pod whose container asks for 2, by what its status says that it has."""
+    one = {"name": "main", "resources": {"requests": {"cpu": "2"}}, **({"restartPolicy": "Always"} if init else {})}
+    kind, of = ("initContainers", "initContainerStatuses") if init else ("containers", "containerStatuses")
+    pod = {
+        "metadata": {"name": "other", "namespace": "team", "uid": "u"},
+        "spec": {"nodeName": "n", kind: [one]},
+        "status": {"phase": "Running", of: [{"name": "main", **status}], "conditions": list(conditions)},
+    }
+    return dict(decode.pod(json.dumps(pod).encode()).value.requests)["cpu"]
+
+
+def _has(cpu: str, allocated: str) -> Manifest:
+    return {"resources": {"requests": {"cpu": cpu}}, "allocatedResources": {"cpu": allocated}}
+
+
+def test_a_pod_that_is_resized_in_place_counts_as_kube_scheduler_counts_it() -> None:
+    """The most of what it asks for, was given and has; what can never be given to it does not count."""
+    infeasible = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
+    assert _resizing({}) == 2000
+    assert _resizing(_has("2", "2000m")) == 2000
+    assert _resizing(_has("6", "2")) == 6000  # it is being made smaller
+    assert _resizing(_has("6", "2"), init=True) == 6000
+    assert _resizing(_has("1", "1500m")) == 2000  # larger
+    assert _resizing(_has("1", "1500m"), infeasible) == 1500
