@@ -10,6 +10,7 @@ from queuectl.control.faults import Faults
 from queuectl.control.suspects import SOURCE, News, Suspects, nodes_of
 from queuectl.core.fleet import Fleet
 from queuectl.core.healing import stuck_from
+from queuectl.core.made import Made
 from queuectl.model.lifecycle import Attempt
 from queuectl.model.objects import Constraints, Flavor, Job, Node, Place, Pod
 from queuectl.model.reasons import Why
@@ -27,6 +28,7 @@ class Nodes:
         flavors: Mapping[str, Flavor],
         suspects: Suspects,
         faults: Faults,
+        made: Made,
         changed: Callable[[Iterable[str]], None],
     ) -> None:
         """Start with none. ``changed`` is told the names of those that are others in the fleet now."""
@@ -35,6 +37,7 @@ class Nodes:
         self._flavors = flavors
         self._suspects = suspects
         self._faults = faults
+        self._made = made
         self._changed = changed
         self.known: dict[str, Node] = {}  # as they were read
         self._avoided = Avoided()
@@ -112,7 +115,8 @@ class Nodes:
             known = constraints.get(placement.role)
             place = self._fleet.place(placement.node, flavor, known or Constraints(), placement.requests)
             if places.get(placement.node, Place.GOOD) is Place.GOOD:
-                places[placement.node] = place
+                outgrown = place is Place.GOOD and attempt.uid in self._made.outgrown
+                places[placement.node] = Place.OUTGROWN if outgrown else place
         if now is not None and job is not None and not attempt.holds and not job.gang.lifetime.movable:
             taken = (node for node in places if self._fleet.taken_at(node) < now + (job.max_run_seconds or inf))
             places |= {node: Place.TAKEN for node in taken if places[node] is Place.GOOD}

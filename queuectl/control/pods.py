@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from queuectl.core.fleet import Fleet
+from queuectl.core.made import Made
 from queuectl.model.lifecycle import Attempt, AttemptKey, AttemptState, active
 from queuectl.model.objects import Pod
 from queuectl.model.plan import PodKey
@@ -11,10 +12,11 @@ from queuectl.model.plan import PodKey
 class Pods(Mapping[AttemptKey, Mapping[PodKey, Pod]]):
     """Our pods by attempt; others' are counted in a fleet, as is whatever of ours no reservation covers."""
 
-    def __init__(self, fleet: Fleet, attempts: Mapping[str, Attempt]) -> None:
-        """Start without any. ``attempts``: the active ones, by workload uid."""
+    def __init__(self, fleet: Fleet, attempts: Mapping[str, Attempt], made: Made) -> None:
+        """Start without any. ``attempts``: the active ones, by workload uid. ``made``: what is reserved for their pods."""
         self._fleet = fleet
         self._attempts = attempts
+        self._made = made
         self._of: dict[AttemptKey, dict[PodKey, Pod]] = {}
         self._cleared: dict[AttemptKey, dict[PodKey, Pod]] = {}  # succeeded and removed before the ledger was told
         self._counted: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}  # others' pod uid → node, requests
@@ -76,9 +78,10 @@ class Pods(Mapping[AttemptKey, Mapping[PodKey, Pod]]):
                 yield from (pod for pod in pods.values() if not pod.ended)
 
     def _count(self, pod: Pod) -> set[str]:
-        """Count a pod as another's, unless it is ours and reserved, has ended or is not bound."""
+        """Count a pod as another's, unless it has ended or is not bound; of ours what is not reserved for it."""
         reserved = bool(pod.workload) and active(self._attempts, (pod.workload, pod.attempt)) is not None
-        now = (pod.node, pod.requests) if pod.requests and not reserved else None
+        asks = self._made.beyond(pod) if reserved else pod.requests  # it may have been resized in place
+        now = (pod.node, asks) if pod.node and asks else None
         if now == self._counted.get(pod.uid):
             return set()
         changed = self._uncount(pod)

@@ -27,6 +27,7 @@ from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
 from queuectl.core.lifecycle import GIVING_BACK, BackOff, Loss, View, deadline
 from queuectl.core.limits import Held, limited
+from queuectl.core.made import Made
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
@@ -101,7 +102,8 @@ class World:
         self.workloads: dict[str, Workload] = {}
         self.standing = {state: Counter[str]() for state in WorkloadState}  # how many workloads of each queue
         self.attempts: dict[str, Attempt] = {}  # active ones, by workload uid
-        self.pods = Pods(self.fleet, self.attempts)
+        self.made = Made()
+        self.pods = Pods(self.fleet, self.attempts, self.made)
         self.budgets = Budgets(self.jobs, self.attempts, self.pods)
         self.saves = Saves(self.attempts, self.jobs, self.workloads)
         self.plan = Plan()  # the latest, for waits and positions
@@ -119,6 +121,7 @@ class World:
             flavors=self.flavors,
             suspects=self.suspects,
             faults=self.faults,
+            made=self.made,
             changed=self._changed_nodes,
         )
         self.gangs = Gangs(self.jobs, self.workloads, self.attempts, self.pods, self.nodes)
@@ -185,7 +188,7 @@ class World:
             self.queues.pop(name, None)
         if (old and old.max_grace_seconds) != (new and new.max_grace_seconds):
             for uid in [uid for uid, job in self.jobs.items() if job.gang.queue == name]:
-                self.jobs[uid] = self._limited(self.jobs[uid])
+                self.jobs[uid] = self._judged(self.jobs[uid])
                 self.restated.add(uid)
         self.changes.queues.add(name)
         self._edition += 1
@@ -251,29 +254,29 @@ class World:
             self.changes.candidates = self.changes.candidates or move is not None
 
     def keep_job(self, job: Job) -> None:
-        """Have a job as it was read or written last, with what its claims and its queue mean for it."""
+        """Have a job as it was read or written last, with what its claims, its queue and the API server mean for it."""
         uid = job.gang.uid
         known = self.jobs.get(uid)
         if known is not None and int(known.resource_version) > int(job.resource_version):
             return  # the watch is behind what was written, or an answer behind the watch
-        self.jobs[uid] = self._limited(self.volumes.keep(job))
+        self.jobs[uid] = self._judged(self.volumes.keep(job))
         _ = self.jobs[uid].gang.shape  # worked out as jobs arrive, and not for all of them by the first cycle
 
     def on_volume_claim(self, old: Claim | None, new: Claim | None) -> None:
         """Take in a changed PersistentVolumeClaim."""
-        self._judge_again(self.volumes.on_claim(old, new))
+        self._judge_again(self.volumes.again(self.volumes.on_claim(old, new)))
 
     def on_volume(self, old: Volume | None, new: Volume | None) -> None:
         """Take in a changed PersistentVolume."""
-        self._judge_again(self.volumes.on_volume(old, new))
+        self._judge_again(self.volumes.again(self.volumes.on_volume(old, new)))
 
     def on_storage_class(self, old: StorageClass | None, new: StorageClass | None) -> None:
         """Take in a changed StorageClass."""
-        self._judge_again(self.volumes.on_storage_class(old, new))
+        self._judge_again(self.volumes.again(self.volumes.on_storage_class(old, new)))
 
     def volumes_are_known(self) -> None:
         """Take in that all claims, volumes and storage classes have been read."""
-        self._judge_again(self.volumes.are_known())
+        self._judge_again(self.volumes.again(self.volumes.are_known()))
 
     # What the ledger says
 
@@ -301,6 +304,7 @@ class World:
             attempt = replace(attempt, saved_at=workload.saved.at)
         self._keep(replace(workload, state=WorkloadState.ACTIVE, attempt=attempt.number, first_admitted_at=first))
         self.attempts[attempt.uid] = attempt
+        self.made.begin(attempt)
         self._count_held(attempt.uid)
         self.holdings.add(self.workloads[attempt.uid], attempt)
         if attempt.holds:
@@ -343,6 +347,7 @@ class World:
             self._leave_claims(attempt.key)
             self.touched |= self.holdings.claims
         if move.to is AttemptState.RUNNING:
+            self.made.outgrown.discard(move.uid)
             self._keep(replace(workload, late_starts=0))
             self.changes.candidates = self.changes.candidates or bool(before.leaving or before.coming)
             self._ready_or_not(move.uid)
@@ -555,9 +560,17 @@ class World:
 
     # Inside
 
-    def _judge_again(self, uids: AbstractSet[str]) -> None:
-        """Look again what their claims mean for jobs."""
-        for job in map(self._limited, self.volumes.again(uids)):
+    def _learn(self, pod: Pod) -> None:
+        """Take in what the API server has made of a gated pod; jobs of that shape in its namespace will have the like."""
+        job = self.jobs.get(pod.workload)
+        if job and job.generation == self.attempts[pod.workload].generation and self.made.learn(job, pod):
+            mine, shape = job.gang.namespace, job.gang.shape
+            like = [one for one in self.jobs.values() if one.gang.namespace == mine and one.gang.shape == shape]
+            self._judge_again(like)
+
+    def _judge_again(self, jobs: Iterable[Job]) -> None:
+        """Have jobs with what is known of them now."""
+        for job in map(self._judged, jobs):
             uid = job.gang.uid
             if job != self.jobs.get(uid):
                 self.jobs[uid] = job
@@ -565,8 +578,9 @@ class World:
                 self._look_at(uid)
                 self.changes.candidates = True
 
-    def _limited(self, job: Job) -> Job:
-        """Return a job with what its queue lets it take to leave."""
+    def _judged(self, job: Job) -> Job:
+        """Return a job with what its queue lets it take to leave, and what its pods will request."""
+        job = self.made.judge(job)
         queue = self.queues.get(job.gang.queue)
         most = queue.max_grace_seconds if queue else None
         return job if job.max_grace_seconds == most else replace(job, max_grace_seconds=most)
@@ -591,10 +605,14 @@ class World:
         self._hold_devices(self.attempts[before.uid])
 
     def _read(self, old: Pod | None, pod: Pod) -> None:
-        """Take in what a pod of ours reports, where that is new."""
+        """Take in what a pod of ours reports, where that is new; and of one that is gated, what it is like."""
         if self.saves.read(old, pod):
             self._look_at(pod.workload)
-        if pod.disrupted and active(self.attempts, (pod.workload, pod.attempt)) is not None:
+        if active(self.attempts, (pod.workload, pod.attempt)) is None:
+            return
+        if pod.gated:
+            self._learn(pod)
+        if pod.disrupted:
             self.suspects.on_disrupted(pod)
 
     def _ended(self, workload: Workload, attempt: Attempt, now: float, lost: int) -> None:
@@ -606,6 +624,7 @@ class World:
             self.faults.blame(self.workloads[workload.uid])
             self.nodes.judge_faults(now)
         del self.attempts[workload.uid]
+        self.made.end(workload.uid)
         self.gangs.ended(workload.uid)
         self._count_held(workload.uid)
         self.pods.forget_done(attempt.key)

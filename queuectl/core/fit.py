@@ -162,7 +162,7 @@ class Layout:
             shared_aim = index(together.preferred)
         within = _deeper(index(own.required), shared if len(bound) == 1 else -1)
         sliced = index(own.slice_level)
-        asked = {within, sliced, shared if role in bound else None} - {None, -1}
+        asked = {index(own.required), sliced, index(together.required) if role in bound else None}
         aim = index(own.preferred)
         need = Need(
             within=within,
@@ -204,7 +204,8 @@ def _place_in(
         if short is not None:
             return short
     found: Short | None = None
-    for order in dict.fromkeys((tuple(in_order), tuple(sorted(in_order, key=_freedom)))):
+    fewest = sorted(in_order, key=lambda role: _choice(room, role, flavors[role.name]))
+    for order in dict.fromkeys(map(tuple, (in_order, sorted(in_order, key=_freedom), fewest))):
         bound = bound_roles(order, flavors)
         free = [role for role in order if role not in bound]
         for inside in _windows(fleet, room, bound, flavors, together) if len(bound) > 1 else [None]:
@@ -319,7 +320,10 @@ class _Placed:
             size, level = need.slice_size, layout.levels[need.slice_level]
             lacks = f"room for {size} pods in one {level}, {role.pods // size} times; there is for {most // size}"
         else:
-            roomiest = f"the roomiest, {name}, has" if name else "the roomiest has"
+            untold = (
+                ", which no label tells, has" if layout.keys[need.within : need.within + 1] == (DRIVER,) else " has"
+            )
+            roomiest = f"the roomiest, {name}, has" if name else f"the roomiest{untold}"
             lacks = f"one {layout.levels[need.within]} with room for all of them; {roomiest} room for {most}"
         return Short(role, flavor, nodes, most, lacks)
 
@@ -428,6 +432,12 @@ def largest_first(role: Role) -> tuple[int, int, int, str]:
 def _freedom(role: Role) -> tuple[bool, bool]:
     """Order in which roles are placed where largest first leaves one out: those first that have to be close."""
     return not role.topology.required, not role.topology.slice_level
+
+
+def _choice(room: Room, role: Role, flavor: Flavor) -> tuple[int, int]:
+    """Order in which roles are placed where that leaves one out as well: 1. fewer places to spare 2. on fewer nodes."""
+    places = room.pods(flavor, closely(role, flavor), role.requests)
+    return int(places.sum()) - role.pods, int(np.count_nonzero(places))
 
 
 def _lacks(room: Room, flavor: Flavor, role: Role, found: int) -> str:

@@ -18,6 +18,7 @@ _LOST = {
     Place.CLOSED: "it takes no new pods",
     Place.TAKEN: "maintenance takes it before it would be over",
     Place.GONE: "it is gone",
+    Place.OUTGROWN: "the API server made pods that request more than their template says, so more room is needed",
 }
 _STARTING = {AttemptState.RESERVED, AttemptState.CREATED, AttemptState.UNGATED}
 _COMING = {AttemptState.REPAIRING, AttemptState.GROWING}

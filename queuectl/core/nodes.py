@@ -17,8 +17,8 @@ def eligible(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
     """Tell whether kube-scheduler would let such a pod onto the node, room aside, and the GPUs there are what it needs.
 
     Flavor labels, node selector, required node affinity, where volumes can be reached, and taints.
-    Stricter in one thing: a node that is cordoned,
-    not ready or avoided gets no gang, whatever the pods tolerate.
+    Stricter in two things: a node that is cordoned,
+    not ready or avoided gets no gang, whatever the pods tolerate; nor does one that would evict them after a while.
     """
     if node.closed:
         if not constraints.closed:
@@ -78,6 +78,8 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:  # an empty key stands for every key
+        return False
+    if toleration.seconds is not None and taint.effect == "NoExecute":
         return False
     # Gt and Lt are alpha and off: kube-scheduler then lets them match nothing.
     return toleration.operator == "Exists" or (toleration.operator == "Equal" and toleration.value == taint.value)

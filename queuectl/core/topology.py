@@ -78,7 +78,7 @@ def _value(node: Node, key: str) -> str:
     if key == MODEL:
         return node.gpus.model
     if key == DRIVER:
-        return node.gpus.driver
+        return node.gpus.driver or _ALONE + node.name
     return node.labels.get(key) or _ALONE + node.name
 
 

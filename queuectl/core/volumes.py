@@ -4,7 +4,7 @@ By kube-scheduler's rules: a pod goes where all of its volumes can be reached, a
 would not get one by the pod. An empty storage class has no volumes but those that somebody binds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from queuectl.model.objects import NODE_LEVEL, Job, NodeTerm, Requirement, Role
@@ -63,10 +63,7 @@ class Volumes:
             field = f"spec.roles[{use.role}].template.spec.volumes[{use.name}]"
             return _Found(problem=why(Reason.MISCONFIGURED, field=field, problem=problem))
         found = self._of_claim(use, claim, pods)
-        by_itself = len(users) == 1 and users[0].topology.required == NODE_LEVEL
-        if pods > 1 and claim.modes and _ONE_NODE.issuperset(claim.modes) and not by_itself and not found.left_open:
-            return replace(found, left_open=f"claim {claim.name} is ReadWriteOnce: one node can have it at a time")
-        return found
+        return found if found.left_open or found.problem else replace(found, left_open=_elsewhere(claim, users, pods))
 
     def _of_claim(self, use: VolumeUse, claim: Claim, pods: int) -> "_Found":
         if claim.deleting:
@@ -119,6 +116,16 @@ def _users(job: Job, claim: str) -> Iterator[Role]:
 def _not_ready(use: VolumeUse, problem: str) -> Why:
     what = f"claim {use.claim}" if use.claim else f"for volume {use.name} a claim of each pod's own"
     return why(Reason.VOLUME_NOT_READY, role=use.role, volume=what, problem=problem)
+
+
+def _elsewhere(claim: Claim, users: Sequence[Role], pods: int) -> str:
+    """Say what may keep a claim from a pod: that others use it, or pods of the job on other nodes."""
+    if _ONE_POD in claim.modes:
+        return f"claim {claim.name} is {_ONE_POD}: it may be that a pod of another job has it"
+    by_itself = len(users) == 1 and users[0].topology.required == NODE_LEVEL
+    if pods > 1 and claim.modes and _ONE_NODE.issuperset(claim.modes) and not by_itself:
+        return f"claim {claim.name} is ReadWriteOnce: one node can have it at a time"
+    return ""
 
 
 def _made_before(kind: StorageClass) -> str:

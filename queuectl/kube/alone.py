@@ -50,6 +50,7 @@ def unpromised(spec: PodSpec, labels: Labels) -> list[str]:
             ("affinity.podAntiAffinity", any(not _is_own(term, labels) for term in anti)),
             ("topologySpreadConstraints", any(each.get("whenUnsatisfiable") != "ScheduleAnyway" for each in spread)),
             ("resourceClaims", spec.get("resourceClaims")),
+            ("schedulerName", spec.get("schedulerName") not in {None, "", "default-scheduler"}),
         )
         if given
     ]

@@ -6,6 +6,7 @@ twin beside it, so that a manifest is refused alike before and by the API server
 """
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -375,6 +376,10 @@ _NO_QUEUE = (
 )
 _NO_WAIT = "no role has mustSucceed: true, so the job would be over at once; set it for at least one role"
 _UNKNOWN_ROLE = "replicas of an alternative name a role that the job does not have; use names of spec.roles"
+_CUT = "replicas of an alternative do not divide into the slices of their role; give a multiple of its slices.size"
+_TOO_MANY = (
+    f"with the replicas of an alternative all roles add up to more than the {MAX_PODS} pods of a gang; give fewer"
+)
 _NO_SUCH_ROLE = "checkpoint.role names a role that the job does not have; use a name of spec.roles"
 _NO_GPU = "gpu is given, but no container requests a GPU; add a request such as nvidia.com/gpu: 1, or remove gpu"
 
@@ -391,6 +396,19 @@ class TrainingJobSpec(Part):
                 "!has(self.gpu) || !has(self.gpu.alternatives) || self.gpu.alternatives.all(a, !has(a.replicas) || "
                 "a.replicas.all(name, self.roles.exists(r, r.name == name)))",
                 _UNKNOWN_ROLE,
+                field=".gpu.alternatives",
+            ),
+            rule(
+                "!has(self.gpu) || !has(self.gpu.alternatives) || self.gpu.alternatives.all(a, !has(a.replicas) || "
+                "self.roles.all(r, !(r.name in a.replicas) || !has(r.topology) || !has(r.topology.slices) || "
+                "a.replicas[r.name] % r.topology.slices.size == 0))",
+                _CUT,
+                field=".gpu.alternatives",
+            ),
+            rule(
+                "!has(self.gpu) || !has(self.gpu.alternatives) || self.gpu.alternatives.all(a, !has(a.replicas) || "
+                f"self.roles.map(r, r.name in a.replicas ? a.replicas[r.name] : r.replicas).sum() <= {MAX_PODS})",
+                _TOO_MANY,
                 field=".gpu.alternatives",
             ),
             rule(f"!has(self.gpu) || self.roles.exists(r, {_asks_gpu('r.template')})", _NO_GPU),
@@ -491,10 +509,8 @@ class TrainingJobSpec(Part):
             raise ValueError(_NO_GPU)
         if self.checkpoint is not None and self.checkpoint.role not in {None, *names}:
             raise ValueError(_NO_SUCH_ROLE)
-        if any(
-            name not in names for other in (self.gpu and self.gpu.alternatives) or () for name in other.replicas or ()
-        ):
-            raise ValueError(_UNKNOWN_ROLE)
+        for other in (self.gpu and self.gpu.alternatives) or ():
+            self._check_alternative(other.replicas or {})
         if self.pod_failure_policy is not None:
             specs = {role.name: role.template.spec for role in self.roles}
             named = {name: [c.name for c in (*s.containers, *(s.init_containers or ()))] for name, s in specs.items()}
@@ -502,6 +518,15 @@ class TrainingJobSpec(Part):
             if problem := self.pod_failure_policy.problem(named, restarting):
                 raise ValueError(problem)
         return self
+
+    def _check_alternative(self, replicas: Mapping[str, int]) -> None:
+        if not replicas.keys() <= {role.name for role in self.roles}:
+            raise ValueError(_UNKNOWN_ROLE)
+        sizes = {role.name: role.topology.slices.size for role in self.roles if role.topology and role.topology.slices}
+        if any(pods % sizes.get(name, 1) for name, pods in replicas.items()):
+            raise ValueError(_CUT)
+        if sum(replicas.get(role.name, role.replicas) for role in self.roles) > MAX_PODS:
+            raise ValueError(_TOO_MANY)
 
     def asks_gpu(self) -> bool:
         """Tell whether any container of any role requests a GPU."""

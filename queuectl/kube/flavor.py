@@ -25,6 +25,7 @@ from queuectl.model.objects import NODE_LEVEL
 
 _EMPTY_KEY = "a toleration without a key must have operator Exists"
 _EXISTS_VALUE = "a toleration with operator Exists has no value; remove it, or write operator Equal"
+_SECONDS = "only a toleration of effect NoExecute can have tolerationSeconds; remove them, or write effect NoExecute"
 
 
 class FlavorToleration(Part):
@@ -34,6 +35,7 @@ class FlavorToleration(Part):
         json_schema_extra=rules(
             rule("has(self.key) || (has(self.operator) && self.operator == 'Exists')", _EMPTY_KEY),
             rule("!has(self.value) || !has(self.operator) || self.operator != 'Exists'", _EXISTS_VALUE),
+            rule("!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')", _SECONDS),
         )
     )
 
@@ -44,7 +46,9 @@ class FlavorToleration(Part):
         None, description="The taint's effect; every effect when absent."
     )
     toleration_seconds: Int64 | None = Field(
-        None, description="For NoExecute: seconds that the pod stays; for ever when absent."
+        None,
+        description="For NoExecute: seconds that pods stay that are there already; for ever when absent. No gang goes"
+        " onto a node from which it would be evicted after these.",
     )
 
     @model_validator(mode="after")
@@ -53,6 +57,8 @@ class FlavorToleration(Part):
             raise ValueError(_EMPTY_KEY)
         if self.value is not None and self.operator == "Exists":
             raise ValueError(_EXISTS_VALUE)
+        if self.toleration_seconds is not None and self.effect != "NoExecute":
+            raise ValueError(_SECONDS)
         return self
 
 

@@ -214,5 +214,6 @@ def _toleration(toleration: Toleration) -> Manifest:
         "operator": toleration.operator,
         "value": toleration.value,
         "effect": toleration.effect,
+        "tolerationSeconds": toleration.seconds,
     }
-    return {key: value for key, value in parts.items() if value}
+    return {key: value for key, value in parts.items() if value not in {None, ""}}

@@ -29,7 +29,10 @@ _PCI = re.compile(
     r"feature\.node\.kubernetes\.io/pci-(?:\w{4}_)?(10de|1002|19e5)\.present"
 )  # by Node Feature Discovery
 _SLICES = re.compile(r"(?:(\d+)c\.)?(\d+)g\.")
-_PARTITION = "amd.com/gpu.compute-memory-partition"
+_PARTITION = (
+    "amd.com/compute-memory-partition",
+    "amd.com/gpu.compute-memory-partition",
+)  # the latter by older labellers
 _PARTITIONS = re.compile(r"amd\.com/([dtqc])px_nps\d")
 _PARTS = {"d": 2, "t": 3, "q": 4, "c": 8}  # of a card; a flavor can tell otherwise
 
@@ -77,7 +80,7 @@ def read(labels: Mapping[str, str]) -> Gpus:
     cuda = labels.get(_CUDA) or _joined(labels, _OLD_CUDA)
     unit = _unit(labels, _PLAIN)
     if not unit.memory:
-        partition = labels.get(_PARTITION, "")
+        partition = _first(labels, _PARTITION)
         unit = Unit(
             _other_memory(labels), unit.shared, unit.slice or ("" if partition.startswith("spx") else partition)
         )
@@ -176,7 +179,7 @@ def _no_numbers(labels: Mapping[str, str]) -> Iterator[str]:
         for part, example in _EXAMPLES.items():
             key = f"{name}.{part}"
             if key in labels and _number(labels, key) is None:
-                yield f'label {key} is "{labels[key]}", which is no number; right would be one such as {example}'
+                yield f'label {key} is "{labels[key]}"; right would be a number such as {example}'
 
 
 def _not_offered(labels: Mapping[str, str], offered: Mapping[str, int]) -> Iterator[str]:
@@ -207,9 +210,10 @@ def _counts(labels: Mapping[str, str], offered: Mapping[str, int]) -> Iterator[s
             continue  # count is of all GPUs then, those that are sliced among them
         if offered[there] != count * times:
             by = f" and {name}.replicas {times}" if times > 1 else ""
+            unless = ", unless one is unhealthy" if offered[there] < count * times else ""
             yield (
                 f"label {name}.count is {count}{by}, and the node offers {offered[there]} {there}; right would be"
-                f" {count * times}, unless one is unhealthy"
+                f" {count * times}{unless}"
             )
 
 

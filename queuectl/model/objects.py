@@ -32,6 +32,7 @@ class Toleration:
     operator: str = "Equal"
     value: str = ""
     effect: str = ""
+    seconds: int | None = None  # of NoExecute, after which the pod is evicted all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +379,7 @@ class Place(StrEnum):
     CLOSED = "Closed"  # unschedulable, not ready or newly tainted
     TAKEN = "Taken"  # a maintenance window takes it before the gang would be over
     GONE = "Gone"
+    OUTGROWN = "Outgrown"  # the gang's pods request more than is reserved for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +406,8 @@ class Pod:
     attempt: int = 0
     role: str = ""
     index: int = 0
-    requests: tuple[tuple[str, int], ...] = ()  # of others' bound pods
+    requests: tuple[tuple[str, int], ...] = ()  # while it is bound to a node, and of ours while it is gated
+    selector: tuple[tuple[str, str], ...] = ()  # of nodes, by their labels; of ours while it is gated
     waits: str = ""  # what keeps a container from starting, for people
     ip: str = ""
     container: str = ""  # its first

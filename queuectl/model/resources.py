@@ -127,6 +127,16 @@ def total(parts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
     return result
 
 
+def most(quantities: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return of each resource the largest of its quantities. Raises ValueError as ``parse_quantity``."""
+    result: dict[str, str] = {}
+    for part in quantities:
+        for name, value in part.items():
+            if name not in result or parse_quantity(name, value) > parse_quantity(name, result[name]):
+                result[name] = value
+    return result
+
+
 def times(resources: Resources, count: int) -> dict[str, int]:
     """Multiply every amount by a count."""
     return {resource: amount * count for resource, amount in resources.items()}

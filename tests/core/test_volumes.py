@@ -83,7 +83,8 @@ def test_claims_that_each_pod_makes_follow_their_class_or_the_default() -> None:
 
 def test_a_claim_for_one_pod_bars_a_job_with_more_and_one_for_a_node_is_told() -> None:
     alone = _volumes(replace(BOUND, modes=("ReadWriteOncePod",)))
-    assert alone.judge(_job(role(pods=1))).problem is None
+    [open_] = alone.judge(_job(role(pods=1))).unpromised
+    assert open_.endswith("(claim data is ReadWriteOncePod: it may be that a pod of another job has it)")
     told = alone.judge(_job(role("a"), role("b"))).problem
     assert told is not None
     assert (told.code, "and the job has 2 that do" in str(told)) == ("Misconfigured", True)

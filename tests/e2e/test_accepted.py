@@ -175,13 +175,15 @@ def _selector(draw: random.Random, spec: Object) -> None:
 def _affinity(draw: random.Random, spec: Object) -> None:
     terms = (
         {"matchExpressions": [{"key": "generation", "operator": "Gt", "values": ["2"]}]},
+        {"matchExpressions": [{"key": "generation", "operator": "Lt", "values": ["4"]}]},
         {"matchExpressions": [{"key": "disk", "operator": "NotIn", "values": ["hdd"]}]},
         {"matchExpressions": [{"key": "disk", "operator": "DoesNotExist"}]},
         {"matchExpressions": [{"key": "kind", "operator": "In", "values": ["0", "3"]}]},
         {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["stage-1-0"]}]},
     )
     required = {"nodeSelectorTerms": draw.sample(terms, draw.choice((1, 2)))}
-    spec.setdefault("affinity", {})["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": required}
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
 
 
 def _volumes(draw: random.Random, spec: Object) -> None:
@@ -196,7 +198,32 @@ def _toleration(draw: random.Random, spec: Object) -> None:
 
 def _sidecar(draw: random.Random, spec: Object) -> None:
     resources = {"requests": {"cpu": draw.choice(("250m", "1"))}}
-    spec["initContainers"] = [{"name": "proxy", "image": "proxy:1", "restartPolicy": "Always", "resources": resources}]
+    proxy = {"name": "proxy", "image": "proxy:1", "restartPolicy": "Always", "resources": resources}
+    spec.setdefault("initContainers", []).append(proxy)
+
+
+def _prepare(draw: random.Random, spec: Object) -> None:
+    """Have something run before that asks for more than what follows, after a sidecar or before."""
+    resources = {"requests": {"cpu": draw.choice(("3", "9")), "memory": "4Gi", "ephemeral-storage": "2Gi"}}
+    prepare = {"name": "prepare", "image": "prepare:1", "resources": resources}
+    spec.setdefault("initContainers", []).insert(draw.choice((0, 1)), prepare)
+
+
+def _pod_level(draw: random.Random, spec: Object) -> None:
+    spec["resources"] = {"requests": {"cpu": draw.choice(("10", "12")), "memory": "24Gi"}}
+
+
+def _preferences(draw: random.Random, spec: Object) -> None:
+    """Ask for what the pinned node may not have, and need not."""
+    term = {"labelSelector": {"matchLabels": {"gang": f"gang-{draw.randrange(50)}"}}, "topologyKey": "rack"}
+    wish = [{"weight": 1, "podAffinityTerm": term}]
+    there = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["hdd"]}]}
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    affinity = spec.setdefault("affinity", {})
+    affinity.setdefault("nodeAffinity", {})[preferred] = [{"weight": 1, "preference": there}]
+    affinity[draw.choice(("podAffinity", "podAntiAffinity"))] = {preferred: wish}
+    spread = {"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+    spec["topologySpreadConstraints"] = [spread]
 
 
 def _host_port(draw: random.Random, spec: Object) -> None:
@@ -214,7 +241,7 @@ def _apart(draw: random.Random, spec: Object, gang: str) -> dict[str, str]:
     labels = draw.choice(({"gang": gang}, {"alone": "yes"}))
     term = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-    spec.setdefault("affinity", {})["podAntiAffinity"] = required
+    spec.setdefault("affinity", {}).setdefault("podAntiAffinity", {}).update(required)
     return labels
 
 
@@ -222,7 +249,10 @@ _PARTS: tuple[tuple[float, Callable[[random.Random, Object], None]], ...] = (
     (0.25, _selector),
     (0.25, _affinity),
     (0.35, _toleration),
-    (0.1, _sidecar),
+    (0.15, _sidecar),
+    (0.15, _prepare),
+    (0.1, _pod_level),
+    (0.15, _preferences),
     (0.15, _host_port),
     (0.05, _host_network),
     (0.15, _volumes),

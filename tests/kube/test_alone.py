@@ -79,6 +79,8 @@ FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "spread": ({"topologySpreadConstraints": [SPREAD]}, ["topologySpreadConstraints"]),
     "rather spread": ({"topologySpreadConstraints": [{**SPREAD, "whenUnsatisfiable": "ScheduleAnyway"}]}, []),
+    "another scheduler": ({"schedulerName": "mine"}, ["schedulerName"]),
+    "the usual scheduler": ({"schedulerName": "default-scheduler"}, []),
     "devices by claim": ({"resourceClaims": [{"name": "gpu"}]}, ["resourceClaims"]),
 }
 

@@ -241,6 +241,20 @@ REFUSED = {
     "a level that is no name": Refused(
         job("a", topology={"required": "Rack!"}), ('"Rack!" is not the name of a level',)
     ),
+    "an alternative that cuts slices": Refused(
+        job(
+            "a",
+            role("worker", 8, topology={"slices": {"level": "rack", "size": 4}}),
+            gpu={"alternatives": [{"models": ["A100"], "replicas": {"worker": 6}}]},
+        ),
+        ("replicas of an alternative do not divide into the slices of their role", "a multiple of its slices.size"),
+    ),
+    "an alternative of too many pods": Refused(
+        job(
+            "a", role("x", 4000), role("y", 6000), gpu={"alternatives": [{"models": ["A100"], "replicas": {"x": 4001}}]}
+        ),
+        ("more than the 10000 pods of a gang", "give fewer"),
+    ),
     "an alternative for a role that is not there": Refused(
         job("a", gpu={"alternatives": [{"models": ["A100"], "replicas": {"chief": 2}}]}),
         ("replicas of an alternative name a role that the job does not have", "use names of spec.roles"),
@@ -324,6 +338,10 @@ REFUSED = {
     "a toleration with a value too many": Refused(
         flavor(tolerations=[{"key": "gpu", "operator": "Exists", "value": "x"}]),
         ("spec.tolerations[0]", "has no value; remove it"),
+    ),
+    "seconds for what evicts nobody": Refused(
+        flavor(tolerations=[{"key": "gpu", "operator": "Exists", "tolerationSeconds": 60}]),
+        ("spec.tolerations[0]", "can have tolerationSeconds; remove them"),
     ),
     "an effect that doesn't exist": Refused(
         flavor(tolerations=[{"key": "gpu", "effect": "Never"}]), ("spec.tolerations[0].effect", "Never", "NoExecute")

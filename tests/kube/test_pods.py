@@ -173,3 +173,45 @@ def test_a_pod_that_is_deleted_tells_since_when_and_how_long_it_may_take_to_stop
     pod = decode.pod(json.dumps({"metadata": meta}).encode()).value
     assert (pod.deleting, pod.told_at, pod.stops_by) == (True, 70.0, 100.0)
     assert decoded_pod().stops_by is None
+
+
+def test_tolerations_of_the_flavor_are_added_as_they_are() -> None:
+    one = decoded(job("llm", role("worker", 1)))
+    given = [
+        {"key": "spot", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0},
+        {"key": "gpu", "value": "yes"},
+    ]
+    raw = {"metadata": {"name": "any"}, "spec": {"tolerations": given}}
+    kind = decode.flavor(json.dumps(raw).encode()).value
+    made = attempt(Placement("worker", "any", "n", 1, ()))
+    assert manifests(one, made, 0, {"any": kind})["worker", 0]["spec"]["tolerations"] == [
+        given[0],
+        {"key": "gpu", "operator": "Equal", "value": "yes"},
+    ]
+
+
+def _resizing(status: Manifest, *conditions: Manifest, init: bool = False) -> int:
+    """Return the cpu that counts of a bound pod whose container asks for 2, by what its status says that it has."""
+    one = {"name": "main", "resources": {"requests": {"cpu": "2"}}, **({"restartPolicy": "Always"} if init else {})}
+    kind, of = ("initContainers", "initContainerStatuses") if init else ("containers", "containerStatuses")
+    pod = {
+        "metadata": {"name": "other", "namespace": "team", "uid": "u"},
+        "spec": {"nodeName": "n", kind: [one]},
+        "status": {"phase": "Running", of: [{"name": "main", **status}], "conditions": list(conditions)},
+    }
+    return dict(decode.pod(json.dumps(pod).encode()).value.requests)["cpu"]
+
+
+def _has(cpu: str, allocated: str) -> Manifest:
+    return {"resources": {"requests": {"cpu": cpu}}, "allocatedResources": {"cpu": allocated}}
+
+
+def test_a_pod_that_is_resized_in_place_counts_as_kube_scheduler_counts_it() -> None:
+    """The most of what it asks for, was given and has; what can never be given to it does not count."""
+    infeasible = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
+    assert _resizing({}) == 2000
+    assert _resizing(_has("2", "2000m")) == 2000
+    assert _resizing(_has("6", "2")) == 6000  # it is being made smaller
+    assert _resizing(_has("6", "2"), init=True) == 6000
+    assert _resizing(_has("1", "1500m")) == 2000  # larger
+    assert _resizing(_has("1", "1500m"), infeasible) == 1500

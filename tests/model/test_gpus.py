@@ -49,7 +49,7 @@ READ: dict[str, tuple[dict[str, str], Gpus]] = {
         Gpus("AMD_Instinct_MI300X", "6.10.5", unit=Unit(192 * GIB)),
     ),
     "AMD, partitioned": (
-        {"amd.com/gpu.product-name": "AMD_Instinct_MI300X", "amd.com/gpu.compute-memory-partition": "cpx_nps4"},
+        {"amd.com/gpu.product-name": "AMD_Instinct_MI300X", "amd.com/compute-memory-partition": "cpx_nps4"},
         Gpus("AMD_Instinct_MI300X", unit=Unit(slice="cpx_nps4")),
     ),
     "AMD, in one partition": (
@@ -93,7 +93,11 @@ def test_partitions_count_as_their_part() -> None:
 NODE_A100 = [Claim("a100", "A100", ())]
 WRONG: dict[str, tuple[dict[str, str], dict[str, int], list[Claim], str]] = {
     "too few": (H100, {GPU: 7}, [], "label nvidia.com/gpu.count is 8, and the node offers 7 nvidia.com/gpu; right would be 8, unless one is unhealthy"),
-    "no number": (H100 | {"nvidia.com/gpu.memory": "80GB"}, {GPU: 8}, [], 'label nvidia.com/gpu.memory is "80GB", which is no number; right would be one such as 81559, in MiB'),
+    "no number": (H100 | {"nvidia.com/gpu.memory": "80GB"}, {GPU: 8}, [], 'label nvidia.com/gpu.memory is "80GB"; right would be a number such as 81559, in MiB'),
+    "below zero": (H100 | {"nvidia.com/gpu.replicas": "-2"}, {GPU: 8}, [], 'label nvidia.com/gpu.replicas is "-2"; right would be a number such as 4'),
+    "beyond all that there is": (H100 | {"nvidia.com/gpu.count": "9" * 30}, {GPU: 8}, [], f'label nvidia.com/gpu.count is "{"9" * 30}"; right would be a number such as 8'),
+    "empty": (H100 | {"nvidia.com/gpu.count": ""}, {GPU: 8}, [], 'label nvidia.com/gpu.count is ""; right would be a number such as 8'),
+    "too many": (H100, {GPU: 9}, [], "label nvidia.com/gpu.count is 8, and the node offers 9 nvidia.com/gpu; right would be 8"),
     "another model than the flavor's": (
         H100, {GPU: 8}, NODE_A100,
         "label nvidia.com/gpu.product is NVIDIA-H100-80GB-HBM3, and flavor a100, whose labels the node has, has gpuModel A100; right would be a flavor of that model",

@@ -5,28 +5,33 @@ from itertools import groupby, product
 
 import highspy
 
+from queuectl.core.nodes import eligible
 from queuectl.model.objects import Flavor, Node, Role, Together
 from queuectl.model.plan import Placement
-from queuectl.model.resources import is_gpu, total
+from queuectl.model.resources import ALONE, is_alone, is_gpu, total
 
 Domain = tuple[str, ...] | None
 Key = Callable[[Node], Domain]
+Used = Sequence[tuple[str, tuple[tuple[str, int], ...], int]]  # node, requests, pods
 
 
 class _Program:
     """Pods of each role on each node as integers."""
 
-    def __init__(self, nodes: Sequence[Node], roles: Sequence[Role]) -> None:
+    def __init__(self, nodes: Sequence[Node], roles: Sequence[Role], flavor: Flavor, used: Used) -> None:
         self._solver = highspy.Highs()  # type: ignore[no-untyped-call]
         self._solver.silent()
         self._nodes = nodes
-        self._pods = {(r.name, n.name): self._solver.addIntegral(lb=0, ub=r.pods) for r in roles for n in nodes}
+        self._pods = {
+            (r.name, n.name): self._solver.addIntegral(lb=0, ub=r.pods if eligible(n, flavor, r.constraints) else 0)
+            for r, n in product(roles, nodes)
+        }
         for role in roles:
             self._solver.addConstr(sum(self._pods[role.name, node.name] for node in nodes) == role.pods)
         for node in nodes:
             for resource in {resource for role in roles for resource, _ in role.requests}:
-                used = sum(self._pods[role.name, node.name] * dict(role.requests).get(resource, 0) for role in roles)
-                self._solver.addConstr(used <= node.allocatable.get(resource, 0))
+                asked = sum(self._pods[role.name, node.name] * dict(role.requests).get(resource, 0) for role in roles)
+                self._solver.addConstr(asked <= _free(node, resource, used))
 
     def one_domain(self, roles: Sequence[Role], key: Key) -> None:
         """Ask for all pods of the roles in one domain."""
@@ -50,9 +55,14 @@ class _Program:
         return bool(self._solver.getModelStatus() == highspy.HighsModelStatus.kOptimal)
 
 
-def fits(nodes: Sequence[Node], roles: Sequence[Role], flavor: Flavor, together: Together) -> bool:
-    """Tell whether all pods have a place on these empty nodes."""
-    program = _Program(nodes, roles)
+def _free(node: Node, resource: str, used: Used) -> int:
+    there = ALONE if is_alone(resource) else node.allocatable.get(resource, 0)
+    return there - sum(dict(asked).get(resource, 0) * pods for name, asked, pods in used if name == node.name)
+
+
+def fits(nodes: Sequence[Node], roles: Sequence[Role], flavor: Flavor, together: Together, used: Used = ()) -> bool:
+    """Tell whether all pods have a place on these nodes beside what is used of them."""
+    program = _Program(nodes, roles, flavor, used)
     for role in roles:
         if role.topology.required:
             program.one_domain([role], _level(flavor, role.topology.required))
@@ -66,7 +76,13 @@ def fits(nodes: Sequence[Node], roles: Sequence[Role], flavor: Flavor, together:
 
 
 def broken(
-    nodes: Sequence[Node], roles: Sequence[Role], flavor: Flavor, together: Together, placed: Sequence[Placement]
+    nodes: Sequence[Node],
+    roles: Sequence[Role],
+    flavor: Flavor,
+    together: Together,
+    placed: Sequence[Placement],
+    *,
+    used: Used = (),
 ) -> list[str]:
     """Return what a placement promises and does not keep."""
     by_name = {node.name: node for node in nodes}
@@ -74,8 +90,10 @@ def broken(
     problems = [f"{role.name} has {sum(where[role.name].values())} pods" for role in roles
                 if sum(where[role.name].values()) != role.pods]  # fmt: skip
     for name, there in groupby(sorted(placed, key=lambda p: p.node), key=lambda p: p.node):
-        used = total({resource: n * p.pods for resource, n in p.requests} for p in there)
-        problems += [f"{name} is over" for r, n in used.items() if n > by_name[name].allocatable.get(r, 0)]
+        asked = total({resource: n * p.pods for resource, n in p.requests} for p in there)
+        problems += [f"{name} is over" for r, n in asked.items() if n > _free(by_name[name], r, used)]
+    needs = {role.name: role.constraints for role in roles}
+    problems += [f"{p.role} on {p.node}" for p in placed if not eligible(by_name[p.node], flavor, needs[p.role])]
 
     def homes(of: Sequence[Role], key: Key) -> dict[Domain, int]:
         return total({key(by_name[node]): count} for role in of for node, count in where[role.name].items())

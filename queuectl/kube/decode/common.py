@@ -77,6 +77,12 @@ def seconds(text: str | None) -> float | None:
 def tolerations(given: Any) -> tuple[Toleration, ...]:
     """Return the tolerations of a pod or flavor."""
     return tuple(
-        Toleration(t.get("key") or "", t.get("operator") or "Equal", t.get("value") or "", t.get("effect") or "")
+        Toleration(
+            t.get("key") or "",
+            t.get("operator") or "Equal",
+            t.get("value") or "",
+            t.get("effect") or "",
+            t.get("tolerationSeconds"),
+        )
         for t in given or ()
     )

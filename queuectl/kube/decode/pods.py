@@ -1,5 +1,6 @@
 """Pods, from the API server's bytes."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from queuectl.kube.names import (
 from queuectl.kube.waiting import Waiting, obstacle
 from queuectl.model.checkpoint import Report
 from queuectl.model.objects import Pod
-from queuectl.model.resources import pod_requests
+from queuectl.model.resources import most, pod_requests
 
 
 class _Gate(msgspec.Struct):
@@ -36,6 +37,7 @@ class _PodSpec(msgspec.Struct, rename="camel"):
     resources: dict[str, Any] = {}
     affinity: dict[str, Any] | None = None
     host_network: bool = False
+    node_selector: dict[str, str] = {}
 
 
 class _Terminated(msgspec.Struct, rename="camel"):
@@ -51,6 +53,8 @@ class _ContainerState(msgspec.Struct):
 
 class _ContainerStatus(msgspec.Struct, rename="camel"):
     name: str = ""
+    resources: dict[str, Any] | None = None
+    allocated_resources: dict[str, str] = {}
     state: _ContainerState = msgspec.field(default_factory=_ContainerState)
     last_state: _ContainerState = msgspec.field(default_factory=_ContainerState)  # before it was started anew
 
@@ -85,7 +89,8 @@ def pod(raw: Bytes) -> Item[Pod]:
     disrupted = conditions.get("DisruptionTarget") or _refused(seen.status) or _perished(seen.status)
     stops_by = meta.deletion_timestamp.timestamp() if meta.deletion_timestamp else None
     report, problem = _report(seen) if WORKLOAD_LABEL in labels else (None, "")
-    counts = seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"}
+    gated = any(gate.name == GATE for gate in seen.spec.scheduling_gates)
+    counts = gated or (seen.spec.node_name and seen.status.phase not in {"Succeeded", "Failed"})
     failed = WORKLOAD_LABEL in labels and seen.status.phase == "Failed"
     value = Pod(
         uid=meta.uid,
@@ -95,7 +100,7 @@ def pod(raw: Bytes) -> Item[Pod]:
         node=seen.spec.node_name,
         phase=seen.status.phase,
         ready="Ready" in conditions,
-        gated=any(gate.name == GATE for gate in seen.spec.scheduling_gates),
+        gated=gated,
         deleting=meta.deletion_timestamp is not None,
         told_at=(stops_by or 0.0) - (meta.deletion_grace_period_seconds or 0),
         stops_by=stops_by,
@@ -108,7 +113,8 @@ def pod(raw: Bytes) -> Item[Pod]:
         attempt=number(labels.get(ATTEMPT_LABEL)),
         role=labels.get(ROLE_LABEL, ""),
         index=number(labels.get(INDEX_LABEL)),
-        requests=_requests(seen.spec, meta) if counts else (),
+        requests=_requests(seen) if counts else (),
+        selector=tuple(sorted(seen.spec.node_selector.items())) if gated else (),
         ip=seen.status.pod_ip,
         waits=_waits(seen.status) if WORKLOAD_LABEL in labels else "",
         container=seen.spec.containers[0]["name"] if seen.spec.containers else "",
@@ -150,10 +156,11 @@ def _report(pod: _Pod) -> tuple[Report | None, str]:
     return found, problem
 
 
-def _requests(spec: _PodSpec, meta: Meta) -> tuple[tuple[str, int], ...]:
+def _requests(pod: _Pod) -> tuple[tuple[str, int], ...]:
+    spec, meta, status = pod.spec, pod.metadata, pod.status
     parts: dict[str, Any] = {
-        "containers": spec.containers,
-        "initContainers": spec.init_containers,
+        "containers": _resized(spec.containers, status.container_statuses, status),
+        "initContainers": _resized(spec.init_containers, status.init_container_statuses, status),
         "overhead": spec.overhead,
         "resources": spec.resources,
         "affinity": spec.affinity,
@@ -161,6 +168,25 @@ def _requests(spec: _PodSpec, meta: Meta) -> tuple[tuple[str, int], ...]:
     }
     [by_itself] = alone([(parts, meta.labels)], meta.namespace)
     return tuple(sorted((pod_requests(parts) | by_itself).items()))
+
+
+def _resized(
+    containers: list[dict[str, Any]], statuses: Iterable[_ContainerStatus], pod: _PodStatus
+) -> list[dict[str, Any]]:
+    """Return containers with what kube-scheduler counts of those that are resized in place: the most of wanted and had."""
+    had = {
+        one.name: (one.resources.get("requests") or {}, one.allocated_resources) for one in statuses if one.resources
+    }
+    never = any(c.type == "PodResizePending" and c.reason == "Infeasible" for c in pod.conditions)
+
+    def counted(container: dict[str, Any]) -> dict[str, Any]:
+        wanted = (container.get("resources") or {}).get("requests") or {}
+        others = [one for one in had.get(container["name"], ()) if one and one != wanted]
+        return (
+            {**container, "resources": {"requests": most((*others, {} if never else wanted))}} if others else container
+        )
+
+    return [counted(container) for container in containers]
 
 
 def _exit_code(status: _PodStatus) -> int | None:
