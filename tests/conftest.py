@@ -9,6 +9,10 @@ from hypothesis import settings
 from queuectl.kube.client import KubeClient
 from queuectl.local import controlplane
 from queuectl.local.prepare import prepare
+from tests.support.real import mounts
+from tests.support.undisturbed import undisturbed, undisturbed_pair
+
+__all__ = ["mounts", "undisturbed", "undisturbed_pair"]
 
 settings.register_profile("any machine", deadline=None)  # which may be slow, or busy
 settings.load_profile("any machine")

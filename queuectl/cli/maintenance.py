@@ -90,11 +90,8 @@ def start(
         raise CommandError("--test-command needs --test-image", Exit.USAGE)
     from queuectl.cli import session
 
-    async def main(here: "session.Session") -> int:
-        typer.echo(await _start(here, {"name": name} if name else {"generateName": "maintenance-"}, spec))
-        return Exit.DONE
-
-    session.run(main, kubeconfig=kubeconfig, context=context)
+    meta = {"name": name} if name else {"generateName": "maintenance-"}
+    session.tell(lambda here: _start(here, meta, spec), kubeconfig=kubeconfig, context=context)
 
 
 @app.command(
@@ -192,15 +189,14 @@ def cancel(
     limit = seconds(timeout)
     from queuectl.cli import session
 
-    async def main(here: "session.Session") -> int:
+    async def end(here: "session.Session") -> str:
         one = await _need(here, name)
         await here.client.request("DELETE", _path(name), body={"preconditions": {"uid": one["metadata"]["uid"]}})
         if wait:
             await _until_released(here, name, limit)
-        typer.echo(f"{resource_name(one)} {'cancelled, its nodes are released' if wait else 'cancelled'}")
-        return Exit.DONE
+        return f"{resource_name(one)} {'cancelled, its nodes are released' if wait else 'cancelled'}"
 
-    session.run(main, kubeconfig=kubeconfig, context=context)
+    session.tell(end, kubeconfig=kubeconfig, context=context)
 
 
 async def _start(here: "Session", meta: Mapping[str, str], spec: Object) -> str:

@@ -61,11 +61,11 @@ def change(
         raise CommandError("--why is empty; say in a few words why the quota is changed", Exit.USAGE)
     from queuectl.cli import session
 
-    async def main(here: "session.Session") -> int:
-        typer.echo(await _edit(here, queue, (flavor, resource), wanted, why.strip(), dry_run=dry_run))
-        return Exit.DONE
-
-    session.run(main, kubeconfig=kubeconfig, context=context)
+    session.tell(
+        lambda here: _edit(here, queue, (flavor, resource), wanted, why.strip(), dry_run=dry_run),
+        kubeconfig=kubeconfig,
+        context=context,
+    )
 
 
 @app.command(

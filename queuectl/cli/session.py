@@ -91,6 +91,16 @@ def run(
         raise typer.Exit(code)
 
 
+def tell(verb: Callable[[Session], Awaitable[str]], *, kubeconfig: str | None, context: str | None) -> None:
+    """Open a session, run a verb in it, and print what it says that has been done."""
+
+    async def main(here: Session) -> int:
+        typer.echo(await verb(here))
+        return Exit.DONE
+
+    run(main, kubeconfig=kubeconfig, context=context)
+
+
 def is_missing(error: ApiError) -> bool:
     """Tell whether an object is missing, and not the kind itself."""
     return error.status == 404 and bool(error.details.get("name"))  # noqa: PLR2004

@@ -137,6 +137,6 @@ async def look(client: KubeClient, ledger: Ledger, policy: Policy, rules: FaultR
         await asyncio.gather(*(informer.once() for informer in _volume_informers(client, world)))
         world.volumes_are_known()
     await load(world, ledger)
-    world.upkeep.say(world, time.time())
+    world.upkeep.say(time.time())
     world.submissions(world.jobs)  # those that the controller has not seen yet
     return world

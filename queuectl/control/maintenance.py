@@ -43,7 +43,7 @@ class Maintainer:
 
     def say(self) -> dict[str, There]:
         """Say which nodes are avoided, as the objects are; return all nodes, and who is there."""
-        there = self._upkeep.say(self._world, self._now())
+        there = self._upkeep.say(self._now())
         if self._world.changes:
             self._wake()
         return there

@@ -2,17 +2,18 @@
 
 import asyncio
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from queuectl.control.avoided import Avoidance
+from queuectl.control.budgets import Budgets
+from queuectl.control.gangs import Gangs
+from queuectl.control.nodes import Nodes
+from queuectl.control.pods import Pods
 from queuectl.core import maintenance as core
-from queuectl.model.lifecycle import LEAVING, UP
+from queuectl.model.lifecycle import LEAVING, UP, Attempt, Workload
 from queuectl.model.maintenance import CLOSED, Drain, Maintenance, NodePhase, NodeTest, Phase, There
 from queuectl.model.objects import Mark, Node, Pod
 from queuectl.model.resources import is_extended
-
-if TYPE_CHECKING:
-    from queuectl.control.world import World
 
 _UNNOTED = Mark()
 
@@ -20,8 +21,23 @@ _UNNOTED = Mark()
 class Upkeep:
     """All maintenances, and what their decisions depend on."""
 
-    def __init__(self) -> None:
-        """Start empty; informers fill it."""
+    def __init__(
+        self,
+        attempts: Mapping[str, Attempt],
+        workloads: Mapping[str, Workload],
+        *,
+        pods: Pods,
+        gangs: Gangs,
+        budgets: Budgets,
+        nodes: Nodes,
+    ) -> None:
+        """Start empty; informers fill it. By workload uid; ``attempts``: the active ones."""
+        self._attempts = attempts
+        self._workloads = workloads
+        self._pods = pods
+        self._gangs = gangs
+        self._budgets = budgets
+        self._mirrored = nodes
         self.maintenances: dict[str, Maintenance] = {}
         self.tests: dict[tuple[str, str], NodeTest] = {}  # by uid of the maintenance and node
         self.refused: dict[tuple[str, str], NodeTest] = {}  # those that could not be created yet
@@ -86,14 +102,14 @@ class Upkeep:
         """Return the test pods of a maintenance by node."""
         return {node: test for (uid, node), test in self.tests.items() if uid == one.uid}
 
-    def there(self, world: "World") -> dict[str, There]:
+    def there(self) -> dict[str, There]:
         """Return all nodes, and who is there."""
         jobs: defaultdict[str, dict[str, str]] = defaultdict(dict)
-        for uid, attempt in world.attempts.items():
-            workload = world.workloads[uid]
+        for uid, attempt in self._attempts.items():
+            workload = self._workloads[uid]
             for placement in attempt.held:
                 jobs[placement.node][uid] = f"{workload.namespace}/{workload.name}"
-        leaving = {uid for uid, attempt in world.attempts.items() if attempt.state in LEAVING}
+        leaving = {uid for uid, attempt in self._attempts.items() if attempt.state in LEAVING}
         told = {
             state.name
             for one in self.maintenances.values()
@@ -101,9 +117,9 @@ class Upkeep:
             if state.phase in CLOSED and one.drain is Drain.CHECKPOINT and one.phase is not Phase.FINISHED
         }
         left: defaultdict[str, list[str]] = defaultdict(list)
-        for pod in world.pods.left_behind():
+        for pod in self._pods.left_behind():
             left[pod.node].append(f"{pod.namespace}/{pod.name}")
-        stuck = _stuck(world, {uid for name in told | self._upgrading for uid in jobs.get(name, ())})
+        stuck = self._stuck({uid for name in told | self._upgrading for uid in jobs.get(name, ())})
         return {
             name: There(
                 node,
@@ -116,11 +132,11 @@ class Upkeep:
             for name, node in self.nodes.items()
         }
 
-    def say(self, world: "World", now: float) -> dict[str, There]:
+    def say(self, now: float) -> dict[str, There]:
         """Say which nodes are avoided, as the objects are; return all nodes and who is there, none when nobody asks."""
-        there = {} if self.idle else self.there(world)
-        world.nodes.avoid("maintenance", self.avoided(there, now) if there else {})
-        world.nodes.take_at(core.taken_at(self.maintenances.values(), self.nodes) if there else {})
+        there = {} if self.idle else self.there()
+        self._mirrored.avoid("maintenance", self.avoided(there, now) if there else {})
+        self._mirrored.take_at(core.taken_at(self.maintenances.values(), self.nodes) if there else {})
         return there
 
     def avoided(self, there: dict[str, There], now: float) -> dict[str, Avoidance]:
@@ -137,23 +153,22 @@ class Upkeep:
                 found[name] = Avoidance(problem, core.has_to_leave(one, there[name]) if begun else None)
         return found
 
-
-def _stuck(world: "World", uids: set[str]) -> dict[str, str]:
-    """Return which of these workloads can't be told to leave, and why: by the rules for those who take from others."""
-    found = {}
-    left = world.budgets.allowed() if uids else {}
-    for uid in sorted(uids):
-        attempt = world.attempts[uid]
-        if attempt.state not in UP:
-            continue  # it goes already, or has nothing to lose
-        if not world.gangs.preemptible(attempt):
-            found[uid] = "which is not preemptible"
-            continue
-        needs = world.budgets.covering(attempt, attempt.placements)
-        forbidden = [budget for budget, pods in needs if left.get(budget, 0) < pods]
-        if forbidden:
-            found[uid] = f"as PodDisruptionBudget {forbidden[0]} does not allow it now"
-            continue
-        for budget, pods in needs:
-            left[budget] -= pods
-    return found
+    def _stuck(self, uids: set[str]) -> dict[str, str]:
+        """Return which of these workloads can't be told to leave, and why: by the rules for those who take from others."""
+        found = {}
+        left = self._budgets.allowed() if uids else {}
+        for uid in sorted(uids):
+            attempt = self._attempts[uid]
+            if attempt.state not in UP:
+                continue  # it goes already, or has nothing to lose
+            if not self._gangs.preemptible(attempt):
+                found[uid] = "which is not preemptible"
+                continue
+            needs = self._budgets.covering(attempt, attempt.placements)
+            forbidden = [budget for budget, pods in needs if left.get(budget, 0) < pods]
+            if forbidden:
+                found[uid] = f"as PodDisruptionBudget {forbidden[0]} does not allow it now"
+                continue
+            for budget, pods in needs:
+                left[budget] -= pods
+        return found

@@ -112,7 +112,6 @@ class World:
         self.restated: set[str] = set()  # workloads whose status may have changed
         self.holdings = Holdings(self.fleet)
         self.devices = Devices(self.fleet)
-        self.upkeep = Upkeep()
         self.suspects = Suspects(healing)
         self.faults = Faults(fault_rules)
         self.nodes = Nodes(
@@ -125,6 +124,9 @@ class World:
             changed=self._changed_nodes,
         )
         self.gangs = Gangs(self.jobs, self.workloads, self.attempts, self.pods, self.nodes)
+        self.upkeep = Upkeep(
+            self.attempts, self.workloads, pods=self.pods, gangs=self.gangs, budgets=self.budgets, nodes=self.nodes
+        )
         self.history = History(policy.usage_half_life if policy.fair_sharing else 0.0)
         self.policy = policy
         self._held = Held()  # of queues with limits

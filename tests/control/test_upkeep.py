@@ -48,20 +48,20 @@ def leaves(result: World, job: str) -> bool:
 
 def test_jobs_on_a_node_under_maintenance_leave_and_nobody_new_goes_there_until_it_is_over() -> None:
     here = world("a")
-    assert here.upkeep.say(here, NOW) == {}
+    assert here.upkeep.say(NOW) == {}
     assert not leaves(here, "a")
     drains(here)
-    assert here.upkeep.say(here, NOW)["n0"].jobs == {"a": f"{here.workloads['a'].namespace}/a"}
+    assert here.upkeep.say(NOW)["n0"].jobs == {"a": f"{here.workloads['a'].namespace}/a"}
     assert leaves(here, "a")
     here.upkeep.on_maintenance(here.upkeep.maintenances["m"], None)
-    here.upkeep.say(here, NOW)
+    here.upkeep.say(NOW)
     assert not leaves(here, "a")
 
 
 def test_who_is_not_preemptible_is_named_and_not_told_to_leave() -> None:
     here = world("a", preemptible=False)
     drains(here)
-    [told] = here.upkeep.say(here, NOW)["n0"].stuck
+    [told] = here.upkeep.say(NOW)["n0"].stuck
     assert told.endswith("a, which is not preemptible")
     assert not leaves(here, "a")
 
@@ -71,10 +71,10 @@ def test_a_disruption_budget_is_spent_once() -> None:
     drains(here)
     namespace = here.workloads["a"].namespace
     here.on_budget(None, Budget(namespace, "pdb", (), allowed=2))
-    [told] = here.upkeep.say(here, NOW)["n0"].stuck
+    [told] = here.upkeep.say(NOW)["n0"].stuck
     assert told == f"{namespace}/b, as PodDisruptionBudget {namespace}/pdb does not allow it now"
     here.on_budget(Budget(namespace, "pdb", (), 2), Budget(namespace, "pdb", (), allowed=4))
-    assert here.upkeep.say(here, NOW)["n0"].stuck == ()
+    assert here.upkeep.say(NOW)["n0"].stuck == ()
     assert leaves(here, "a")
 
 
@@ -85,16 +85,16 @@ def test_pods_of_others_are_known_by_the_devices_that_they_hold() -> None:
     agent = Pod("d", "kube-system", "agent", "1", node="n0", phase="Running", requests=requests(cpu=1))
     for one in (pod, agent):
         here.upkeep.on_pod(None, one)
-    assert here.upkeep.say(here, NOW)["n0"].others == ("team/inference",)
+    assert here.upkeep.say(NOW)["n0"].others == ("team/inference",)
     here.upkeep.on_pod(pod, replace(pod, phase="Succeeded", requests=()))
-    assert here.upkeep.say(here, NOW)["n0"].others == ()
+    assert here.upkeep.say(NOW)["n0"].others == ()
 
 
 def test_who_has_left_a_node_and_may_run_there_yet_is_named() -> None:
     here = world("a")
     drains(here)
     here.on_pod(None, Pod("p", "team", "a-worker-1-0", "1", node="n0", phase="Running", deleting=True, workload="a"))
-    there = here.upkeep.say(here, NOW)["n0"]
+    there = here.upkeep.say(NOW)["n0"]
     assert there.left == ("team/a-worker-1-0",)
     [state] = progress(here.upkeep.maintenances["m"], {"n0": replace(there, jobs={})}, {}, {}, NOW).states
     assert state.message.endswith("has room there; pods that should have stopped may still run: team/a-worker-1-0.")
@@ -107,7 +107,7 @@ def test_a_node_whose_driver_the_gpu_operator_upgrades_is_left() -> None:
         after = replace(before, labels={UPGRADE_STATE: state})
         here.on_node(before, after)
         here.upkeep.on_node(before, after)
-        here.upkeep.say(here, NOW)
+        here.upkeep.say(NOW)
         assert leaves(here, "a") == left, state
         before = after
 

@@ -7,51 +7,32 @@ from typing import Any
 
 import pytest
 
-from queuectl.kube.client import MERGE_PATCH, KubeClient
+from queuectl.kube.client import KubeClient
 from queuectl.kube.names import pods_path
-from queuectl.local.agent.command import mounts_work
 from queuectl.local.controlplane import Running
-from queuectl.local.prepare import nodes_are_ready
 from tests.e2e.test_checkpoint import STAYS, asks, condition, interruptions, remove, report
 from tests.e2e.test_training import go_on, repeated, train
 from tests.support.drain import cordon, drain, evict
 from tests.support.eventually import eventually
 from tests.support.real import Agent
-from tests.support.stage import STAGE_LABEL, Object, Stage
+from tests.support.stage import Object, Stage
 from tests.trainer.training import Training
 
 NODES = ["drained-0", "drained-1", "drained-2"]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
-    training = Training(tmp_path_factory.mktemp("undisturbed") / "pair", ranks=2)
-    training.run()
-    return training
-
-
-@pytest.fixture(scope="module")
 async def agent(
-    kube: KubeClient, control_plane: Running, tmp_path_factory: pytest.TempPathFactory
+    mounts: None, kube: KubeClient, control_plane: Running, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Agent]:
     """Three nodes of one GPU each, so that two pods are on two of them and have one more to go to."""
-    folder = tmp_path_factory.mktemp("agent")
-    if not await mounts_work(folder):
-        pytest.skip("this machine allows no mount namespace")
-    agent = Agent(control_plane, folder, NODES, gpus=1)
-    try:
-        agent.start()
-        await nodes_are_ready(kube, agent.nodes)
+    async with Agent(control_plane, tmp_path_factory.mktemp("agent"), NODES, gpus=1).running(kube) as agent:
         yield agent
-    finally:
-        agent.end()
-        for node in NODES:
-            await kube.request("DELETE", f"/api/v1/nodes/{node}")
 
 
 @pytest.fixture
 async def stage(live: Stage, agent: Agent) -> AsyncIterator[Stage]:
-    await label(live, live.name)
+    await live.adopt(NODES)
     await live.queue(2)
     yield live
     for job in await live.jobs():
@@ -59,13 +40,7 @@ async def stage(live: Stage, agent: Agent) -> AsyncIterator[Stage]:
         await live.until_gone(job["metadata"]["name"])
     for node in NODES:
         await cordon(live.client, node, closed=False)
-    await label(live, None)
-
-
-async def label(stage: Stage, value: str | None) -> None:
-    for node in NODES:
-        body = {"metadata": {"labels": {STAGE_LABEL: value}}}
-        await stage.client.request("PATCH", f"/api/v1/nodes/{node}", body=body, content_type=MERGE_PATCH)
+    await live.adopt(NODES, mine=False)
 
 
 def node_of(pod: Object) -> str:
@@ -74,7 +49,7 @@ def node_of(pod: Object) -> str:
 
 @pytest.mark.parametrize("signal", ["HTTP", "Annotation", "SigTerm"])
 async def test_a_drained_node_costs_a_training_no_step(
-    stage: Stage, tmp_path: Path, undisturbed: Training, signal: str
+    stage: Stage, tmp_path: Path, undisturbed_pair: Training, signal: str
 ) -> None:
     pair = Training(tmp_path / "pair", ranks=2)
     await train(stage, pair, pods=2, signal=signal, graceSeconds=60)
@@ -100,7 +75,7 @@ async def test_a_drained_node_costs_a_training_no_step(
     assert one["cause"] in {"PodDisrupted", "PodLost"}
     assert one["gpu_seconds"] == 0
     assert repeated(pair) == 0
-    pair.is_as_undisturbed(undisturbed)
+    pair.is_as_undisturbed(undisturbed_pair)
 
 
 async def runs(live: Stage, grace: int, **checkpoint: Any) -> list[Object]:

@@ -14,9 +14,7 @@ import pytest
 
 from queuectl.core.maintenance import UPGRADE_SKIP
 from queuectl.kube.client import KubeClient
-from queuectl.local.agent.command import mounts_work
 from queuectl.local.controlplane import Running
-from queuectl.local.prepare import nodes_are_ready
 from tests.e2e.test_training import ADDRESS, EVERY, HOME, free_port, until_step
 from tests.support import ledger
 from tests.support.eventually import eventually
@@ -32,19 +30,12 @@ LIMIT_SECONDS = 300.0
 
 
 @pytest.fixture
-async def nodes(stage: Stage, kube: KubeClient, control_plane: Running, tmp_path: Path) -> AsyncIterator[list[str]]:
-    if not await mounts_work(tmp_path):
-        pytest.skip("this machine allows no mount namespace")
+async def nodes(
+    mounts: None, stage: Stage, kube: KubeClient, control_plane: Running, tmp_path: Path
+) -> AsyncIterator[list[str]]:
     names = [f"{stage.name}-real-{number:02}" for number in range(NODES)]
-    agent = Agent(control_plane, tmp_path, names, gpus=GPUS)
-    try:
-        agent.start()
-        await nodes_are_ready(kube, names)
+    async with Agent(control_plane, tmp_path, names, gpus=GPUS).running(kube):
         yield names
-    finally:
-        agent.end()
-        for name in names:
-            await kube.request("DELETE", f"/api/v1/nodes/{name}")
 
 
 async def train(stage: Stage, training: Training, name: str) -> None:

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from queuectl.kube.client import MERGE_PATCH, KubeClient
+from queuectl.kube.client import MERGE_PATCH
 from queuectl.kube.names import REPORT, pods_path
-from queuectl.local.agent.command import mounts_work
 from queuectl.local.controlplane import Running
 from queuectl.local.prepare import nodes_are_ready
 from tests.support import ledger
 from tests.support.conditions import set_condition
 from tests.support.eventually import eventually
 from tests.support.real import Agent, Pods
-from tests.support.stage import STAGE_LABEL, Object, Stage
+from tests.support.stage import Object, Stage
 
 EXPORTER = "app=nvidia-dcgm-exporter"
 SHOWS = 'cd "$FOLDER" && exec python -m http.server 9400 --bind "$ADDRESS"'
@@ -90,9 +89,7 @@ async def test_a_gang_leaves_a_faulty_node_with_its_work_saved_and_the_node_come
 
 
 @pytest.fixture
-async def agent(kube: KubeClient, control_plane: Running, tmp_path: Path, stage: Stage) -> Agent:
-    if not await mounts_work(tmp_path):
-        pytest.skip("this machine allows no mount namespace")
+def agent(mounts: None, control_plane: Running, tmp_path: Path, stage: Stage) -> Agent:
     return Agent(control_plane, tmp_path, [f"{stage.name}-real-{number}" for number in range(2)], gpus=8)
 
 
@@ -155,9 +152,7 @@ async def test_an_error_of_a_gpu_takes_its_node_out_for_a_while_and_only_once(
     try:
         agent.start()
         await nodes_are_ready(stage.client, agent.nodes)
-        for node in agent.nodes:
-            body = {"metadata": {"labels": {STAGE_LABEL: stage.name}}}
-            await stage.client.request("PATCH", f"/api/v1/nodes/{node}", body=body, content_type=MERGE_PATCH)
+        await stage.adopt(agent.nodes)
         await stage.queue(16)
         await exporters.start()
         for node in agent.nodes:

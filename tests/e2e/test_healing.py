@@ -16,7 +16,6 @@ import pytest
 from queuectl.kube.client import MERGE_PATCH, KubeClient
 from queuectl.kube.names import SUSPECT, pods_path
 from queuectl.local import controlplane
-from queuectl.local.agent.command import mounts_work
 from queuectl.local.agent.node import PRETENDED
 from queuectl.local.controlplane import Running
 from queuectl.local.nodes import node_manifest
@@ -57,10 +56,8 @@ Start = Callable[[str], Any]
 
 
 @pytest.fixture
-async def real(stage: Stage, control_plane: Running, tmp_path: Path) -> AsyncIterator[Start]:
+async def real(mounts: None, stage: Stage, control_plane: Running, tmp_path: Path) -> AsyncIterator[Start]:
     """Start a node of 4 GPUs of the stage's that runs pods as processes, with an agent of its own."""
-    if not await mounts_work(tmp_path):
-        pytest.skip("this machine allows no mount namespace")
     agents: list[Agent] = []
 
     async def start(name: str) -> Agent:
@@ -70,8 +67,7 @@ async def real(stage: Stage, control_plane: Running, tmp_path: Path) -> AsyncIte
         agents.append(agent)
         agent.start()
         await nodes_are_ready(stage.client, agent.nodes)
-        body = {"metadata": {"labels": {STAGE_LABEL: stage.name}}}
-        await stage.client.request("PATCH", f"/api/v1/nodes/{agent.nodes[0]}", body=body, content_type=MERGE_PATCH)
+        await stage.adopt(agent.nodes)
         return agent
 
     yield start

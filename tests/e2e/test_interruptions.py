@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from queuectl.local.agent.command import mounts_work
 from queuectl.local.controlplane import Running
 from tests.support import ledger
 from tests.support.chaos import Chaos, say
@@ -23,9 +22,7 @@ SEED = int(os.environ.get("INTERRUPTIONS_SEED", "1"))
 
 
 @pytest.fixture
-async def chaos(stage: Stage, control_plane: Running, tmp_path: Path) -> AsyncIterator[Chaos]:
-    if not await mounts_work(tmp_path):
-        pytest.skip("this machine allows no mount namespace")
+async def chaos(mounts: None, stage: Stage, control_plane: Running, tmp_path: Path) -> AsyncIterator[Chaos]:
     result = Chaos(stage, control_plane, tmp_path, random.Random(SEED))
     try:
         yield result

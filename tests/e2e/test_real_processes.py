@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from queuectl.kube.client import MERGE_PATCH, KubeClient
 from queuectl.kube.names import pods_path
-from queuectl.local.agent.command import mounts_work
 from queuectl.local.controlplane import Running
 from queuectl.local.prepare import nodes_are_ready
 from tests.support.real import Agent
-from tests.support.stage import STAGE_LABEL, Stage
+from tests.support.stage import Stage
 
 RANKS = 4
 RING = """
@@ -48,9 +46,7 @@ RING = """
 
 
 @pytest.fixture
-async def agent(kube: KubeClient, control_plane: Running, tmp_path: Path, stage: Stage) -> Agent:
-    if not await mounts_work(tmp_path):
-        pytest.skip("this machine allows no mount namespace")
+def agent(mounts: None, control_plane: Running, tmp_path: Path, stage: Stage) -> Agent:
     return Agent(control_plane, tmp_path, [f"{stage.name}-real-{number}" for number in range(2)], gpus=RANKS // 2)
 
 
@@ -61,9 +57,7 @@ async def test_a_gang_of_processes_adds_up_what_each_has(stage: Stage, agent: Ag
     try:
         agent.start()
         await nodes_are_ready(stage.client, agent.nodes)
-        for node in agent.nodes:
-            body = {"metadata": {"labels": {STAGE_LABEL: stage.name}}}
-            await stage.client.request("PATCH", f"/api/v1/nodes/{node}", body=body, content_type=MERGE_PATCH)
+        await stage.adopt(agent.nodes)
         job = stage.job("ring", RANKS, 1, pod={"subdomain": "ring"})
         container = job["spec"]["roles"][0]["template"]["spec"]["containers"][0]
         container["command"] = ["python", "-c", textwrap.dedent(RING)]

@@ -17,7 +17,6 @@ import pytest
 
 from queuectl.kube.client import MERGE_PATCH, KubeClient
 from queuectl.kube.names import pods_path
-from queuectl.local.agent.command import mounts_work
 from queuectl.local.controlplane import Running
 from queuectl.local.prepare import nodes_are_ready
 from queuectl.trainer.checkpoints import Folder
@@ -25,7 +24,7 @@ from tests.support import ledger
 from tests.support.commands import Commands
 from tests.support.eventually import eventually
 from tests.support.real import Agent, is_alive
-from tests.support.stage import STAGE_LABEL, Object, Stage
+from tests.support.stage import Object, Stage
 from tests.trainer.training import SCRIPT, STEPS, Training
 
 EVERY = 20
@@ -35,34 +34,11 @@ ADDRESS = {"name": "QUEUECTL_CHECKPOINT_ADDRESS", "valueFrom": {"fieldRef": {"fi
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
-    training = Training(tmp_path_factory.mktemp("undisturbed") / "one")
-    training.run()
-    return training
-
-
-@pytest.fixture(scope="module")
-def undisturbed_pair(tmp_path_factory: pytest.TempPathFactory) -> Training:
-    training = Training(tmp_path_factory.mktemp("undisturbed") / "pair", ranks=2)
-    training.run()
-    return training
-
-
-@pytest.fixture(scope="module")
 async def agent(
-    kube: KubeClient, control_plane: Running, tmp_path_factory: pytest.TempPathFactory
+    mounts: None, kube: KubeClient, control_plane: Running, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Agent]:
-    folder = tmp_path_factory.mktemp("agent")
-    if not await mounts_work(folder):
-        pytest.skip("this machine allows no mount namespace")
-    agent = Agent(control_plane, folder, ["training"], gpus=2)
-    try:
-        agent.start()
-        await nodes_are_ready(kube, agent.nodes)
+    async with Agent(control_plane, tmp_path_factory.mktemp("agent"), ["training"], gpus=2).running(kube) as agent:
         yield agent
-    finally:
-        agent.end()
-        await kube.request("DELETE", "/api/v1/nodes/training")
 
 
 @pytest.fixture
@@ -76,17 +52,13 @@ async def stage(live: Stage, agent: Agent) -> AsyncIterator[Stage]:
         "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "tells"},
     }
     await live.create({"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": meta, **who})
-    await label(live, live.name)
+    await live.adopt(["training"])
     await live.queue(2, preemption={"withinQueue": "LowerPriority"})
     yield live
     for job in await live.jobs():
         await live.delete_job(job["metadata"]["name"])
         await live.until_gone(job["metadata"]["name"])
-    await label(live, None)  # the stage removes nodes that are its own
-
-
-async def label(stage: Stage, value: str | None, node: str = "training") -> None:
-    await change_node(stage, node, {"metadata": {"labels": {STAGE_LABEL: value}}})
+    await live.adopt(["training"], mine=False)  # the stage removes nodes that are its own
 
 
 async def change_node(stage: Stage, node: str, body: Object) -> None:
@@ -383,7 +355,7 @@ async def test_who_runs_on_where_nobody_reaches_it_does_not_save_once_another_ha
     stage: Stage, other: Agent, training: Training, undisturbed: Training, tmp_path: Path
 ) -> None:
     """Its node is given up and comes back; meanwhile the next attempt went on from a checkpoint that can be trusted."""
-    await label(stage, stage.name, "cut-off")
+    await stage.adopt(["cut-off"])
     await change_node(stage, "training", {"spec": {"unschedulable": True}})
     await train(stage, training, signal="Annotation")
     await until_step(training, 2 * EVERY + 3)

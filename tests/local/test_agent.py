@@ -16,7 +16,6 @@ from kubernetes_asyncio.stream import WsApiClient
 from kubernetes_asyncio.stream.ws_client import ERROR_CHANNEL, STDERR_CHANNEL, STDOUT_CHANNEL
 
 from queuectl.kube.client import MERGE_PATCH, KubeClient
-from queuectl.local.agent.command import mounts_work
 from queuectl.local.controlplane import Running
 from queuectl.local.prepare import apply, nodes_are_ready
 from tests.support.eventually import eventually
@@ -38,15 +37,8 @@ async def agent(
     kube: KubeClient, control_plane: Running, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Agent]:
     await apply(kube, [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])
-    agent = Agent(control_plane, tmp_path_factory.mktemp("agent"), NODES, gpus=2)
-    try:
-        agent.start()
-        await nodes_are_ready(kube, NODES)
+    async with Agent(control_plane, tmp_path_factory.mktemp("agent"), NODES, gpus=2).running(kube) as agent:
         yield agent
-    finally:
-        agent.end()
-        for node in NODES:
-            await kube.request("DELETE", f"/api/v1/nodes/{node}")
 
 
 @pytest.fixture
@@ -86,12 +78,6 @@ async def waits(pods: Pods, name: str) -> str:
 
 async def no_processes(agent: Agent) -> bool:
     return not agent.processes()
-
-
-@pytest.fixture
-async def mounts(tmp_path: Path) -> None:
-    if not await mounts_work(tmp_path):
-        pytest.skip("this machine allows no mount namespace")
 
 
 async def test_the_node_says_what_it_has(agent: Agent, kube: KubeClient) -> None:

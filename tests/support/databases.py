@@ -6,7 +6,7 @@ Set TEST_DATABASE_URL to a superuser's URL to test against another server than t
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
@@ -37,23 +37,20 @@ class Databases:
     def named(self, name: str) -> str:
         return make_url(self.url).set(database=name).render_as_string(hide_password=False)
 
-    @contextmanager
-    def empty(self) -> Iterator[str]:
-        name = f"test_{uuid4().hex[:12]}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE template0")
-        try:
-            yield self.named(name)
-        finally:
-            self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    def empty(self) -> AbstractContextManager[str]:
+        return self._like("template0")
 
-    @contextmanager
-    def migrated(self) -> Iterator[str]:
+    def migrated(self) -> AbstractContextManager[str]:
         if not self._made:
             self.execute(f"DROP DATABASE IF EXISTS {TEMPLATE} WITH (FORCE)", f"CREATE DATABASE {TEMPLATE}")
             migrate.upgrade(self.named(TEMPLATE))
             self._made = True
+        return self._like(TEMPLATE)
+
+    @contextmanager
+    def _like(self, template: str) -> Iterator[str]:
         name = f"test_{uuid4().hex[:12]}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         try:
             yield self.named(name)
         finally:

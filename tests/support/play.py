@@ -8,32 +8,28 @@ pass (a start deadline, a back-off, `minRunSeconds` ...) real time counts: PACE 
 """
 
 import asyncio
-import heapq
 import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from queuectl.core.lifecycle import BackOff
 from queuectl.core.limits import not_for
 from queuectl.demo.observer import Observer
-from queuectl.demo.watch import Watch
 from queuectl.kube import decode
 from queuectl.kube.client import MERGE_PATCH, ApiError, KubeClient
 from queuectl.kube.names import (
     API,
     ASK,
     ATTEMPT_LABEL,
-    INDEX_LABEL,
     JOB_LABEL,
     REPORT,
-    ROLE_LABEL,
     jobs_path,
     pods_path,
 )
@@ -45,14 +41,28 @@ from queuectl.simulate.clockwork import EVICTED, OVERTAKEN, PREEMPTED, REQUEUED,
 from queuectl.simulate.form import EventForm, JobForm, NodeForm, Scenario, WantForm, edited
 from queuectl.simulate.verdict import differences
 from tests.support import ledger, manifests
+from tests.support.agenda import Action, Agenda
 from tests.support.commands import Commands
 from tests.support.conditions import set_condition
 from tests.support.eventually import eventually
 from tests.support.observer import observing
+from tests.support.seen import (
+    SIMULATED,
+    Object,
+    Seen,
+    has_answered,
+    has_ended,
+    is_asked,
+    is_ending,
+    is_ready,
+    is_starting,
+    is_stopping,
+    key_of,
+    start_of,
+    status_of,
+    told,
+)
 from tests.support.stage import STAGE_LABEL, Controller, Stage
-
-Object = dict[str, Any]
-Action = Callable[[], Awaitable[object]]
 
 PACE = 0.25  # real seconds for each of a scenario with limits that the controller keeps; those are as much shorter
 REST_SECONDS = 90.0  # until all has come to rest after an instant
@@ -67,7 +77,6 @@ _FOR_NOBODY = {
     Reason.SHRUNK_FOR_QUOTA.code: SHRUNK,
     Reason.GROWTH_FAILED.code: SHRUNK,
 }
-_SIMULATED = "local.queuectl.dev"
 _HISTORY = "SELECT id, workload_uid, attempt, kind, message FROM event WHERE workload_uid = ANY(:uids) AND id > :last ORDER BY id"
 
 
@@ -120,37 +129,6 @@ async def perform(
     return {name: play.result for name, play in zip(scenarios, plays, strict=True)}
 
 
-class Seen:
-    """All objects of a kind as last seen. One for all plays, so that they may look as often as they like."""
-
-    def __init__(self, client: KubeClient, path: str) -> None:
-        self._items: dict[str, Object] = {}
-        self._watch = Watch(client, path, self._on_list, self._on_event)
-
-    @asynccontextmanager
-    async def kept(self) -> AsyncIterator[Self]:
-        """Keep it current meanwhile."""
-        task = asyncio.create_task(self._watch.run())
-        try:
-            await self._watch.listed.wait()
-            yield self
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    def of(self, namespaces: Collection[str]) -> list[Object]:
-        return [item for item in self._items.values() if item["metadata"]["namespace"] in namespaces]
-
-    def _on_list(self, items: list[Object]) -> None:
-        self._items = {item["metadata"]["uid"]: item for item in items}
-
-    def _on_event(self, item: Object, gone: bool) -> None:  # noqa: FBT001
-        if gone:
-            self._items.pop(item["metadata"]["uid"], None)
-        else:
-            self._items[item["metadata"]["uid"]] = item
-
-
 class Play:
     """One scenario on its way.
 
@@ -159,14 +137,12 @@ class Play:
 
     def __init__(self, scenario: Scenario, stage: Stage, restart: Action, jobs: Seen, pods: Seen) -> None:
         """Write down what is to happen. ``restart`` ends the controller as a crash would, and starts it."""
-        self.now = 0.0
         self.result = Run()
         self._scenario = scenario
         self._stage = stage
         self._restart = restart
         self._seen_jobs, self._seen_pods = jobs, pods
-        self._order = itertools.count()
-        self._agenda: list[tuple[float, int, Action]] = []
+        self._agenda = Agenda()
         self._forms = {name: form for form in scenario.jobs for name in form.names}
         self._nodes = {name: form for form in scenario.nodes for name in form.names}
         self._queues = {form.name: form for form in scenario.queues}
@@ -174,21 +150,18 @@ class Play:
         self._uids: dict[str, str] = {}  # of the jobs that were ever submitted, by name
         self._jobs: dict[str, Object] = {}  # as last seen
         self._pods: dict[str, list[Object]] = {}  # as last seen, by job
-        self._known: set[tuple[str, ...]] = set()  # what has waited for the clock, or does
-        self._waiting: set[tuple[str, ...]] = set()  # what does
         self._since: dict[tuple[str, str], float] = {}  # when attempts began to run, by job and number
-        self._saves: set[Action] = set()  # on the agenda: what goes on for as long as a job runs
         self._asked = 0
         self._last_event = 0
         self._held: set[tuple[str, int]] = set()  # attempts whose room was ever more than a promise
         for event in scenario.events:
-            self._at(event.at, lambda event=event: self._happen(event))  # type: ignore[misc]
+            self._agenda.at(event.at, partial(self._happen, event))
         for form in scenario.jobs:
             for name in form.names:
-                self._at(form.at, lambda form=form, name=name: self._submit(form, name))  # type: ignore[misc]
+                self._agenda.at(form.at, partial(self._submit, form, name))
         for want in scenario.want:
             for when in {want.at, *(want.started_by or {}).values()} - {None}:
-                self._at(when, _look_only)  # type: ignore[arg-type]
+                self._agenda.look_at(when)  # type: ignore[arg-type]
         self._timed = any(
             form.start_deadline_seconds or form.max_run_seconds or form.save_grace for form in scenario.jobs
         ) or any(event.fail for event in scenario.events)
@@ -202,9 +175,9 @@ class Play:
         """Play to the end: ``until``, or when nothing is left to happen."""
         await self._set_up()
         self._began = time.monotonic()
-        while self._agenda and (self._scenario.until is None or self._agenda[0][0] <= self._scenario.until):
+        while self._agenda and (self._scenario.until is None or self._agenda.next <= self._scenario.until):
             await self._until_due()
-            while actions := self._due():
+            while actions := self._agenda.due():
                 await _next_second()  # the API server keeps whole seconds, and what comes later has to be newer
                 for action in actions:
                     await action()
@@ -237,7 +210,7 @@ class Play:
 
         async def gone() -> bool:
             for pod in await self._stage.pods():
-                if _is_stopping(pod):
+                if is_stopping(pod):
                     await self._remove_pod(pod)
             return not await self._stage.jobs()
 
@@ -306,8 +279,8 @@ class Play:
         self._paced(manifest["spec"], "startDeadlineSeconds", "maxRunSeconds")
         self._paced(manifest["spec"].get("checkpoint", {}), "graceSeconds")
         annotations = {
-            f"{_SIMULATED}/never-ready": "true" if form.start_seconds else None,
-            f"{_SIMULATED}/stop-after": "1000h" if form.grace else None,
+            f"{SIMULATED}/never-ready": "true" if form.start_seconds else None,
+            f"{SIMULATED}/stop-after": "1000h" if form.grace else None,
         }
         for role in manifest["spec"]["roles"]:
             role["template"]["metadata"] = {"annotations": {key: value for key, value in annotations.items() if value}}
@@ -367,21 +340,21 @@ class Play:
         self._observe()
         spec = self._jobs[job]["spec"] if job in self._jobs else {"roles": []}
         needed = {role["name"] for role in spec["roles"] if role.get("mustSucceed", True)}
-        pods = [pod for pod in self._current(job) if _key(pod)[0] in needed and not _has_ended(pod)]
+        pods = [pod for pod in self._current(job) if key_of(pod)[0] in needed and not has_ended(pod)]
         code = self._forms[job].exit_code if failed else 0
-        annotations = {f"{_SIMULATED}/run-seconds": "0", f"{_SIMULATED}/exit-code": str(code)}
+        annotations = {f"{SIMULATED}/run-seconds": "0", f"{SIMULATED}/exit-code": str(code)}
         for pod in pods[:1] if failed else pods:
             await self._annotate(pod, annotations)
 
     async def _fail(self, job: str, attempt: str) -> None:
         self._observe()
-        if str(_status(self._jobs.get(job, {})).get("attempt")) == attempt:
+        if self._attempt(job) == attempt:
             await self._end_pods(job, failed=True)
 
     async def _get_ready(self, job: str, attempt: str) -> None:
         for pod in self._pods.get(job, ()):
             if pod["metadata"]["labels"][ATTEMPT_LABEL] == attempt:
-                await self._annotate(pod, {f"{_SIMULATED}/never-ready": None})
+                await self._annotate(pod, {f"{SIMULATED}/never-ready": None})
 
     async def _remove_pod(self, pod: Object) -> None:
         meta = pod["metadata"]
@@ -391,19 +364,12 @@ class Play:
 
     async def _until_due(self) -> None:
         """Set the clock to what is next; at its pace where real time counts."""
-        while self._timed and (left := self._began + self._agenda[0][0] * PACE - time.monotonic()) > 0:
-            self.now = max(self.now, self._agenda[0][0] - left / PACE)
+        while self._timed and (left := self._began + self._agenda.next * PACE - time.monotonic()) > 0:
+            self._agenda.now = max(self._agenda.now, self._agenda.next - left / PACE)
             self._observe()
             await self._read_history()
             await asyncio.sleep(min(left, LOOK_SECONDS))
-        self.now = max(self.now, self._agenda[0][0])
-
-    def _due(self) -> list[Action]:
-        """Take what is due off the agenda."""
-        actions = []
-        while self._agenda and self._agenda[0][0] <= self.now:
-            actions.append(heapq.heappop(self._agenda)[2])
-        return [action for action in actions if action is not _look_only]
+        self._agenda.now = max(self._agenda.now, self._agenda.next)
 
     def _paced(self, spec: Object, *limits: str) -> None:
         """Shorten the limits that the controller keeps."""
@@ -419,7 +385,7 @@ class Play:
             before = now
             if time.monotonic() > limit:
                 on_the_way = "; ".join(self._moving()) or "statuses change and change"
-                self.result.faults.append(f"{self.now:g} s: no rest within {REST_SECONDS:g} s: {on_the_way}")
+                self.result.faults.append(f"{self._agenda.now:g} s: no rest within {REST_SECONDS:g} s: {on_the_way}")
                 return False
         await self._read_history()
         return True
@@ -433,10 +399,10 @@ class Play:
         async def answered() -> bool:
             self._observe()
             marker = self._jobs.get(MARKER, {})
-            return bool(_status(marker).get("observedGeneration") == generation)
+            return bool(status_of(marker).get("observedGeneration") == generation)
 
         await eventually(answered, f"the controller answers {self._stage.name}", seconds=REST_SECONDS)
-        return {name: _told(job) for name, job in self._jobs.items() if name != MARKER}, {
+        return {name: told(job) for name, job in self._jobs.items() if name != MARKER}, {
             pod["metadata"]["uid"]: pod["metadata"]["resourceVersion"] for pods in self._pods.values() for pod in pods
         }
 
@@ -447,48 +413,43 @@ class Play:
         for pod in self._seen_pods.of(self._stage.namespaces):
             self._pods.setdefault(pod["metadata"]["labels"][JOB_LABEL], []).append(pod)
         for name, form in self._forms.items():
-            status, current = _status(self._jobs.get(name, {})), self._current(name)
+            status, current = status_of(self._jobs.get(name, {})), self._current(name)
             attempt = str(status.get("attempt"))
             bound = [pod for pod in current if pod["spec"].get("nodeName")]
             wanted = sum(place["pods"] for place in status.get("assignments", ()))
-            if form.start_seconds and _is_starting(status) and len(bound) == wanted > 0:
-                self._once(form.start_seconds, lambda n=name, a=attempt: self._get_ready(n, a), *_start(name, current))  # type: ignore[misc]
+            if form.start_seconds and is_starting(status) and len(bound) == wanted > 0:
+                ready = partial(self._get_ready, name, attempt)
+                self._agenda.once(form.start_seconds, ready, *start_of(name, current))
             for seconds, keys in form.pod_ends.items() if status.get("phase") == "Running" else ():
                 what = ("run", name, attempt, f"{seconds}")
-                self._once(seconds, lambda n=name, a=attempt, k=keys: self._succeed(n, a, k), *what)  # type: ignore[misc]
+                self._agenda.once(seconds, partial(self._succeed, name, attempt, keys), *what)
             if form.fails is not None and status.get("phase") == "Running":
-                self._once(form.fails, lambda n=name, a=attempt: self._fail(n, a), "fail", name, attempt)  # type: ignore[misc]
+                self._agenda.once(form.fails, partial(self._fail, name, attempt), "fail", name, attempt)
             if form.checkpoints and status.get("phase") == "Running":
                 self._save_in_time(name, attempt, form.checkpoints)
             for pod in current:
                 self._save_when_asked(pod, form.saves)
             for pod in self._pods.get(name, ()):
-                if form.grace and _is_stopping(pod):
-                    self._once(form.grace, lambda pod=pod: self._remove_pod(pod), "stop", pod["metadata"]["name"])  # type: ignore[misc]
+                if form.grace and is_stopping(pod):
+                    self._agenda.once(form.grace, partial(self._remove_pod, pod), "stop", pod["metadata"]["name"])
 
     def _save_when_asked(self, pod: Object, seconds: float | None) -> None:
         """Have a pod that is asked to save its work do so, in so many seconds; never without."""
         ask = pod["metadata"].get("annotations", {}).get(ASK)
         if ask and seconds is not None:
             name = msgspec.json.decode(ask)["id"]
-            self._once(seconds, lambda: self._save([pod], name), "save", pod["metadata"]["name"], ask)
+            self._agenda.once(seconds, partial(self._save, [pod], name), "save", pod["metadata"]["name"], ask)
 
     def _save_in_time(self, job: str, attempt: str, every: float) -> None:
         """Have a running job save its work at its next time, if anything else is still to happen then."""
-        since = self._since.setdefault((job, attempt), self.now)
-        number = int((self.now - since) // every) + 1
-        at, what = since + number * every, ("save", job, attempt, str(number))
-        if what in self._known or not any(when >= at and act not in self._saves for when, _, act in self._agenda):
-            return
-        self._known.add(what)
+        since = self._since.setdefault((job, attempt), self._agenda.now)
+        number = int((self._agenda.now - since) // every) + 1
 
         async def act() -> None:
-            self._saves.discard(act)
-            if str(_status(self._jobs.get(job, {})).get("attempt")) == attempt:
+            if self._attempt(job) == attempt:
                 await self._save(self._current(job), None, number)
 
-        self._saves.add(act)
-        self._at(at, act)
+        self._agenda.meanwhile(since + number * every, act, "save", job, attempt, str(number))
 
     async def _save(self, pods: Iterable[Object], ask: str | None, step: int | None = None) -> None:
         report = msgspec.json.encode({"ask": ask, "step": step, "at": time.time()}).decode()
@@ -497,32 +458,32 @@ class Play:
 
     async def _succeed(self, job: str, attempt: str, keys: Collection[PodKey]) -> None:
         self._observe()
-        if str(_status(self._jobs.get(job, {})).get("attempt")) == attempt:
+        if self._attempt(job) == attempt:
             for pod in self._current(job):
-                if _key(pod) in keys and _is_stopping(pod):
+                if key_of(pod) in keys and is_stopping(pod):
                     await self._remove_pod(pod)
-                elif _key(pod) in keys and not _has_ended(pod):
-                    await self._annotate(pod, {f"{_SIMULATED}/run-seconds": "0"})
+                elif key_of(pod) in keys and not has_ended(pod):
+                    await self._annotate(pod, {f"{SIMULATED}/run-seconds": "0"})
 
     def _moving(self) -> list[str]:
         """Name what is on its way without waiting for the clock."""
         return [f"{name} is {why}" for name, job in self._jobs.items() if name != MARKER and (why := self._moves(job))]
 
     def _moves(self, job: Object) -> str:
-        name, status, pods = job["metadata"]["name"], _status(job), self._pods.get(job["metadata"]["name"], ())
-        stopping = [pod["metadata"]["name"] for pod in pods if _is_stopping(pod)]
-        starting = _start(name, self._current(name)) in self._waiting
-        running = sum(not _has_ended(pod) for pod in self._current(name))
+        name, status, pods = job["metadata"]["name"], status_of(job), self._pods.get(job["metadata"]["name"], ())
+        stopping = [pod["metadata"]["name"] for pod in pods if is_stopping(pod)]
+        starting = self._agenda.waits(*start_of(name, self._current(name)))
+        running = sum(not has_ended(pod) for pod in self._current(name))
         held = sum(place["pods"] for place in status.get("assignments", ()))
         ways = {
-            "about to end": any(_is_ending(pod) for pod in pods),
-            "stopping": any(("stop", pod) not in self._waiting for pod in stopping),
-            "being deleted": _is_stopping(job) and not stopping,
+            "about to end": any(is_ending(pod) for pod in pods),
+            "stopping": any(not self._agenda.waits("stop", pod) for pod in stopping),
+            "being deleted": is_stopping(job) and not stopping,
             "not looked at yet": status.get("observedGeneration") != job["metadata"]["generation"] and not stopping,
             "giving back what its pods held": status.get("phase") == "Running" and held > running,
-            "starting": _is_starting(status) and not starting,
-            "being asked to save": status.get("reason") == "Checkpointing" and not all(map(_is_asked, pods)),
-            "about to leave": status.get("reason") == "Checkpointing" and any(map(_has_answered, pods)),
+            "starting": is_starting(status) and not starting,
+            "being asked to save": status.get("reason") == "Checkpointing" and not all(map(is_asked, pods)),
+            "about to leave": status.get("reason") == "Checkpointing" and any(map(has_answered, pods)),
             "ending": status.get("phase") == "Stopping" and not stopping,
         }
         return next((way for way, holds in ways.items() if holds), "")
@@ -531,9 +492,12 @@ class Play:
 
     async def _look(self) -> None:
         """Keep the states of this instant, as soon as they are as wanted."""
-        wants = [want for want in self._scenario.want if want.at == self.now]
+        wants = [want for want in self._scenario.want if want.at == self._agenda.now]
         started = [
-            {job: by} for want in self._scenario.want for job, by in (want.started_by or {}).items() if by == self.now
+            {job: by}
+            for want in self._scenario.want
+            for job, by in (want.started_by or {}).items()
+            if by == self._agenda.now
         ]
         wanted = self._scenario.model_copy(
             update={"want": [*wants, *(WantForm.model_validate({"startedBy": each}) for each in started)]}
@@ -545,7 +509,7 @@ class Play:
                 await self._ask()  # what was to be told before is told now, however slow all this is
             self._observe()
             await self._read_history()
-            self.result.looks[self.now] = self._states()
+            self.result.looks[self._agenda.now] = self._states()
             if late or not differences(wanted, self.result):
                 return
             await asyncio.sleep(LOOK_SECONDS)
@@ -556,15 +520,19 @@ class Play:
     def _state(self, name: str) -> State:
         if name not in self._jobs:
             return State("Stopping", "Deleted", "it is gone", 0)
-        status = _status(self._jobs[name])
+        status = status_of(self._jobs[name])
         up = status.get("phase") == "Running"
-        ready = sum(_is_ready(pod) and not (up and _is_stopping(pod)) for pod in self._current(name))
+        ready = sum(is_ready(pod) and not (up and is_stopping(pod)) for pod in self._current(name))
         return State(status.get("phase", "Pending"), status.get("reason", "none"), status.get("message", ""), ready)
 
     def _current(self, job: str) -> list[Object]:
         """Return the pods of the job's latest attempt."""
-        attempt = str(_status(self._jobs.get(job, {})).get("attempt"))
+        attempt = self._attempt(job)
         return [pod for pod in self._pods.get(job, ()) if pod["metadata"]["labels"][ATTEMPT_LABEL] == attempt]
+
+    def _attempt(self, job: str) -> str:
+        """Return the number of the job's latest attempt."""
+        return str(status_of(self._jobs.get(job, {})).get("attempt"))
 
     async def _read_history(self) -> None:
         """Take in what the ledger has recorded of the jobs since."""
@@ -583,22 +551,6 @@ class Play:
 
     # Inside
 
-    def _at(self, when: float, action: Action) -> None:
-        heapq.heappush(self._agenda, (when, next(self._order), action))
-
-    def _once(self, seconds: float, action: Action, *what: str) -> None:
-        """Have the clock do this in so many seconds, unless it is written down already or done."""
-        if what in self._known:
-            return
-        self._known.add(what)
-        self._waiting.add(what)
-
-        async def act() -> None:
-            self._waiting.discard(what)
-            await action()
-
-        self._at(self.now + seconds, act)
-
     def _full(self, name: str) -> str:
         return f"{self._stage.name}-{name}"
 
@@ -615,7 +567,7 @@ class Play:
             quota["flavor"] = self._full(quota["flavor"])
 
     def _log(self, job: str, what: str, why: str) -> None:
-        self.result.timeline.append(Entry(self.now, job, what, why))
+        self.result.timeline.append(Entry(self._agenda.now, job, what, why))
 
     async def _annotate(self, pod: Object, annotations: Mapping[str, str | None]) -> None:
         path = pods_path(pod["metadata"]["namespace"], pod["metadata"]["name"])
@@ -633,63 +585,5 @@ class Play:
                 raise
 
 
-async def _look_only() -> None:
-    pass
-
-
 async def _next_second() -> None:
     await asyncio.sleep(1 - time.time() % 1)
-
-
-def _status(job: Object) -> Object:
-    status: Object = job.get("status") or {}
-    return status
-
-
-def _told(job: Object) -> Object:
-    """Return a job's status without what drifts on while nothing happens."""
-    return {key: value for key, value in _status(job).items() if key in {"phase", "reason", "attempt", "assignments"}}
-
-
-def _is_stopping(item: Object) -> bool:
-    return "deletionTimestamp" in item["metadata"]
-
-
-def _key(pod: Object) -> PodKey:
-    labels = pod["metadata"]["labels"]
-    return labels[ROLE_LABEL], int(labels[INDEX_LABEL])
-
-
-def _has_ended(pod: Object) -> bool:
-    return pod["status"].get("phase") in {"Succeeded", "Failed"}
-
-
-def _is_ending(pod: Object) -> bool:
-    """Tell whether a pod that runs has been told how to end."""
-    told = f"{_SIMULATED}/run-seconds" in pod["metadata"].get("annotations", {})
-    return told and pod["status"].get("phase") == "Running" and not _is_stopping(pod)
-
-
-def _is_asked(pod: Object) -> bool:
-    return ASK in pod["metadata"].get("annotations", {})
-
-
-def _has_answered(pod: Object) -> bool:
-    """Tell whether a pod has saved its work for an ask, whichever."""
-    report = pod["metadata"].get("annotations", {}).get(REPORT)
-    return report is not None and msgspec.json.decode(report)["ask"] is not None
-
-
-def _is_ready(pod: Object) -> bool:
-    conditions = pod["status"].get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-
-def _is_starting(status: Object) -> bool:
-    """Tell whether a job starts, or some of its pods do."""
-    return status.get("phase") == "Starting" or status.get("reason") in {Reason.GROWING.code, Reason.REPLACING.code}
-
-
-def _start(name: str, pods: Iterable[Object]) -> tuple[str, ...]:
-    """Return what tells the start of these pods from others."""
-    return ("start", name, *sorted(pod["metadata"]["uid"] for pod in pods))

@@ -4,18 +4,29 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
+import pytest
 
 from queuectl.kube.client import ApiError, KubeClient
 from queuectl.kube.names import pods_path
+from queuectl.local.agent.command import mounts_work
 from queuectl.local.controlplane import Running
+from queuectl.local.prepare import nodes_are_ready
 from tests.support.eventually import eventually
 
 Object = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+async def mounts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Leave out what needs folders inside of containers, where this machine allows none."""
+    if not await mounts_work(tmp_path_factory.mktemp("mounts")):
+        pytest.skip("this machine allows no mount namespace")
 
 
 class Agent:
@@ -45,6 +56,18 @@ class Agent:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    @asynccontextmanager
+    async def running(self, kube: KubeClient) -> AsyncIterator[Self]:
+        """Have it run, and its nodes be ready; they are removed in the end."""
+        try:
+            self.start()
+            await nodes_are_ready(kube, self.nodes)
+            yield self
+        finally:
+            self.end()
+            for node in self.nodes:
+                await kube.request("DELETE", f"/api/v1/nodes/{node}")
 
     def send(self, number: signal.Signals) -> None:
         """Send it a signal; what it has started runs on."""

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,12 @@ class Stage:
         labels = {STAGE_LABEL: self.name} | more.pop("labels", {})
         await create_nodes(self.client, [node_manifest(name, gpus=gpus, labels=labels, **more) for name in names])
         return names
+
+    async def adopt(self, nodes: Iterable[str], *, mine: bool = True) -> None:
+        """Take nodes that others have made into the stage's flavor, or out of it again."""
+        body = {"metadata": {"labels": {STAGE_LABEL: self.name if mine else None}}}
+        for node in nodes:
+            await self.client.request("PATCH", f"/api/v1/nodes/{node}", body=body, content_type=MERGE_PATCH)
 
     async def flavor(self) -> None:
         """Create the flavor of the stage's nodes."""

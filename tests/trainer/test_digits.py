@@ -23,20 +23,6 @@ from tests.trainer.training import LIMIT_SECONDS, STEPS, Training, until
 EVERY = 20
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Training:
-    training = Training(tmp_path_factory.mktemp("undisturbed") / "job")
-    assert "right: 0.9" in training.run()
-    return training
-
-
-@pytest.fixture(scope="module")
-def undisturbed_pair(tmp_path_factory: pytest.TempPathFactory) -> Training:
-    training = Training(tmp_path_factory.mktemp("undisturbed") / "pair", ranks=2)
-    training.run()
-    return training
-
-
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Training]:
     training = Training(tmp_path / "job", options=("--every", str(EVERY)))
