@@ -63,7 +63,11 @@ class Commands:
 
     async def _start(self, words: tuple[str, ...], env: Mapping[str, str]) -> asyncio.subprocess.Process:
         where = ["-n", self.namespace] if self.namespace and "-n" not in words and "-A" not in words else []
-        local = [] if words[0] in {"queues", "nodes", "forgive", "version", "maintenance"} or words[0].startswith("-") else where
+        local = (
+            []
+            if words[0] in {"queues", "nodes", "forgive", "version", "maintenance"} or words[0].startswith("-")
+            else where
+        )
         pipe = asyncio.subprocess.PIPE
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "queuectl", words[0], *local, *words[1:]),
