@@ -254,12 +254,12 @@ class Reporter:
         if status.says(job.status, wanted):
             return
         written = await self._writer.patch_job_status(job, wanted)
-        before = str(job.status.get("reason", ""))
-        if wanted["phase"] == "Pending" and wanted["reason"] != before and len(self._waits) < WAITS_KEPT:
-            self._waits.setdefault(job.gang.uid, (before, self._now()))
         known = self._world.jobs.get(job.gang.uid)
         if known is not None and int(known.resource_version) < int(written.resource_version):
             self._world.keep_job(written)
+        before = str(job.status.get("reason", ""))
+        if wanted["phase"] == "Pending" and wanted["reason"] != before and len(self._waits) < WAITS_KEPT:
+            self._waits.setdefault(job.gang.uid, (before, self._now()))
 
     def _is_stale(self, uid: str) -> bool:
         """Tell whether a job's status does not say what is true."""

@@ -141,43 +141,6 @@ async def test_who_has_changed_is_told_at_once_however_many_were_looked_at_that_
         assert await one.told(30) == [last]
 
 
-def node(silent_since: float | None) -> Node:
-    return Node("n", ready=silent_since is None, unready_since=silent_since)
-
-
-async def test_a_running_gang_whose_node_is_not_ready_says_so_and_one_that_comes_and_goes_is_told_rarely() -> None:
-    async with line(1) as one:
-        [uid], world = one.names, one.world
-        world.workloads[uid] = replace(world.workloads[uid], state=WorkloadState.ACTIVE, attempt=1)
-        placement = Placement("worker", "any", "n", 1, ())
-        world.attempts[uid] = Attempt(uid, 1, AttemptState.RUNNING, 1, (placement,), 0.0, running_at=1.0)
-        world._on_node["n"] = {uid}
-        there = Pod("p", "team", "p-0", "1", node="n", phase="Running", ready=True, role="worker")
-        world.pods[uid, 1] = {("worker", 0): there}
-        one.reporter.changed(uid)
-        await one.told(2)
-        writes, before = 0, node(None)
-        world.on_node(None, before)
-        for one.now in range(1, 61):
-            now = node(one.now if one.now % 2 else None)
-            world.restated.clear()
-            world.on_node(before, now)
-            before = now
-            assert world.restated == {uid}
-            one.reporter.changed(uid)
-            writes += len(await one.told(4))
-            if one.now == 1:
-                assert one.shown(uid)["message"] == (
-                    "Ready now: 0 of 1 pod; node n has not been Ready since 00:00:01 UTC."
-                )
-                [ready] = [each for each in one.shown(uid)["conditions"] if each["type"] == "PodsReady"]
-                assert (ready["status"], ready["reason"]) == ("False", "PodsNotReady")
-        assert 2 <= writes <= 60 / REST_SECONDS + 1
-        one.now += REST_SECONDS
-        await one.told(4)
-        assert (one.shown(uid)["reason"], one.shown(uid)["pods"]) == ("Running", "1/1")
-
-
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no time between events of those that wait."""
@@ -225,3 +188,40 @@ async def test_events_of_those_that_wait_are_bounded_however_many_do() -> None:
         one.now += WAIT_SECONDS
         told = await until_events(one, WAITS_KEPT + 1)
         assert [reason for _, _, reason in told].count("WaitingForQuota") == WAITS_KEPT
+
+
+def node(silent_since: float | None) -> Node:
+    return Node("n", ready=silent_since is None, unready_since=silent_since)
+
+
+async def test_a_running_gang_whose_node_is_not_ready_says_so_and_one_that_comes_and_goes_is_told_rarely() -> None:
+    async with line(1) as one:
+        [uid], world = one.names, one.world
+        world.workloads[uid] = replace(world.workloads[uid], state=WorkloadState.ACTIVE, attempt=1)
+        placement = Placement("worker", "any", "n", 1, ())
+        world.attempts[uid] = Attempt(uid, 1, AttemptState.RUNNING, 1, (placement,), 0.0, running_at=1.0)
+        world._on_node["n"] = {uid}
+        there = Pod("p", "team", "p-0", "1", node="n", phase="Running", ready=True, role="worker")
+        world.pods[uid, 1] = {("worker", 0): there}
+        one.reporter.changed(uid)
+        await one.told(2)
+        writes, before = 0, node(None)
+        world.on_node(None, before)
+        for one.now in range(1, 61):
+            now = node(one.now if one.now % 2 else None)
+            world.restated.clear()
+            world.on_node(before, now)
+            before = now
+            assert world.restated == {uid}
+            one.reporter.changed(uid)
+            writes += len(await one.told(4))
+            if one.now == 1:
+                assert one.shown(uid)["message"] == (
+                    "Ready now: 0 of 1 pod; node n has not been Ready since 00:00:01 UTC."
+                )
+                [ready] = [each for each in one.shown(uid)["conditions"] if each["type"] == "PodsReady"]
+                assert (ready["status"], ready["reason"]) == ("False", "PodsNotReady")
+        assert 2 <= writes <= 60 / REST_SECONDS + 1
+        one.now += REST_SECONDS
+        await one.told(4)
+        assert (one.shown(uid)["reason"], one.shown(uid)["pods"]) == ("Running", "1/1")
