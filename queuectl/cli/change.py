@@ -86,7 +86,7 @@ def release(
 def wait(
     names: Names,
     *,
-    what: Annotated[For, typer.Option("--for", case_sensitive=False, help="What to wait for.")] = For.FINISHED,
+    what: Annotated[For, typer.Option("--for", help="What to wait for.")] = For.FINISHED,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="How long to wait at most.")] = "10m",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,

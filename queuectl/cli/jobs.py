@@ -38,9 +38,7 @@ def get(
     watch: Watch = False,
     output: OutputForm = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Only jobs of this queue.")] = None,
-    phase: Annotated[
-        PhaseName | None, typer.Option("--phase", case_sensitive=False, help="Only jobs in this phase.")
-    ] = None,
+    phase: Annotated[PhaseName | None, typer.Option("--phase", help="Only jobs in this phase.")] = None,
     selector: Selector = None,
     namespace: Namespace = None,
     everywhere: AllNamespaces = False,

@@ -254,11 +254,11 @@ class Reporter:
         if status.says(job.status, wanted):
             return
         written = await self._writer.patch_job_status(job, wanted)
+        if job.gang.uid in self._world.jobs:
+            self._world.keep_job(written)
         before = str(job.status.get("reason", ""))
         if wanted["phase"] == "Pending" and wanted["reason"] != before and len(self._waits) < WAITS_KEPT:
             self._waits.setdefault(job.gang.uid, (before, self._now()))
-        if job.gang.uid in self._world.jobs:
-            self._world.keep_job(written)
 
     def _is_stale(self, uid: str) -> bool:
         """Tell whether a job's status does not say what is true."""
