@@ -71,7 +71,7 @@ class Maintainer:
     async def _tell(self, there: dict[str, There]) -> None:
         """Write how far each maintenance has come; what follows from it waits until that is written."""
         for one in self._upkeep.oldest_first():
-            owner = core.owners(self._upkeep.maintenances.values(), self._upkeep.nodes)
+            owner = core.owners(self._upkeep.maintenances.values(), self._upkeep.nodes, self._now())
             refused = {test.node: test for test in self._upkeep.refused.values() if test.maintenance == one.uid}
             tests = refused | self._upkeep.tests_of(one)
             told = core.progress(one, there, owner, tests, self._now())
@@ -106,7 +106,7 @@ class Maintainer:
 
     def _due(self, there: dict[str, There]) -> Iterator[tuple[str, Coroutine[Any, Any, object]]]:
         maintenances = self._upkeep.maintenances
-        owner = core.owners(maintenances.values(), self._upkeep.nodes)
+        owner = core.owners(maintenances.values(), self._upkeep.nodes, self._now())
         for name in owner.keys() | self._upkeep.noted:
             one = maintenances.get(owner.get(name, ""))
             node = self._upkeep.nodes.get(name)

@@ -145,7 +145,7 @@ class Upkeep:
         for name in self._upgrading:
             known = there[name]
             found[name] = Avoidance("the GPU Operator upgrades its driver", core.for_upgrade(known))
-        owner = core.owners(self.maintenances.values(), self.nodes)
+        owner = core.owners(self.maintenances.values(), self.nodes, now)
         for one in self.maintenances.values():
             phases = {state.name: state.phase for state in one.states}
             for name, problem in core.closed(one, there, owner, now).items():

@@ -86,19 +86,23 @@ def taken_at(maintenances: Iterable[Maintenance], nodes: Mapping[str, Node]) -> 
     return taken
 
 
-def owners(maintenances: Iterable[Maintenance], nodes: Mapping[str, Node]) -> dict[str, str]:
-    """Return whose each node is, that of the oldest maintenance that is not done with it."""
+def owners(maintenances: Iterable[Maintenance], nodes: Mapping[str, Node], now: float) -> dict[str, str]:
+    """Return whose each node is: of the maintenance that has begun with it, else of the oldest that is not done with it.
+
+    One that waits for its window, or has halted, leaves nodes with which it has not begun to others; its turn comes again.
+    """
     found: dict[str, str] = {}
-    for one in sorted(maintenances, key=lambda one: (one.created_at, one.name)):
-        if one.phase is Phase.FINISHED:
-            continue
+    open_ones = [one for one in maintenances if one.phase is not Phase.FINISHED]
+    open_ones.sort(key=lambda one: (one.created_at, one.name))
+    for one in open_ones:
+        for state in one.states:
+            if state.phase in CLOSED:
+                found.setdefault(state.name, one.name)
+    for one in sorted(open_ones, key=lambda one: one.phase is Phase.HALTED or (one.start or 0.0) > now):
         over = {state.name for state in one.states if state.phase in OVER}
         for name in selected(one, nodes):
             if name not in over:
                 found.setdefault(name, one.name)
-        for state in one.states:
-            if state.phase in CLOSED:
-                found.setdefault(state.name, one.name)
     return found
 
 

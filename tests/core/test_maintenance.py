@@ -85,7 +85,7 @@ class Place:
 
     def step(self, *others: Maintenance) -> Phase:
         """Take in what has happened."""
-        owner = owners([self.one, *others], self.nodes)
+        owner = owners([self.one, *others], self.nodes, self.now)
         told = progress(self.one, self.there, owner, self.tests, self.now)
         self.one = replace(self.one, phase=told.phase, states=told.states)
         for state in told.states:
@@ -278,6 +278,25 @@ def test_a_node_is_worked_on_by_one_maintenance_at_a_time_the_oldest_first() -> 
     place.one = replace(place.one, max_unavailable=2)
     place.step(done)
     assert place.phases()["n0"] == "Draining"
+
+
+@pytest.mark.parametrize(
+    "older",
+    [
+        Maintenance("older", nodes=("n0", "n1"), start=NOW + 86_400),
+        Maintenance("older", nodes=("n0", "n1"), phase=Phase.HALTED, states=(NodeState("n1", NodePhase.FAILED, NOW),)),
+    ],
+    ids=["its window is ahead", "it has halted"],
+)
+def test_who_waits_leaves_nodes_with_which_it_has_not_begun_to_others(older: Maintenance) -> None:
+    """Else nobody could change a fan before the next window of the whole cluster is over."""
+    place = Place(1, created_at=10.0)
+    place.step(older)
+    assert place.phases() == {"n0": "Draining"}
+    begun = replace(older, start=None, phase=Phase.ACTIVE)
+    assert owners([place.one, begun], place.nodes, NOW)["n0"] == "m", "who has begun goes on"
+    over = replace(place.one, states=(NodeState("n0", NodePhase.RELEASED, NOW),))
+    assert owners([over, older], place.nodes, NOW)["n0"] == "older"
 
 
 def test_nodes_come_and_go() -> None:

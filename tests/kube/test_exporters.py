@@ -1,11 +1,15 @@
 """What exporters of GPUs' metrics show: which lines are read, and what of."""
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from queuectl.kube import decode
+from queuectl.kube import decode, exporters
 from queuectl.kube.exporters import exporter, xids
 from queuectl.model.faults import Xid
 
@@ -93,3 +97,36 @@ def test_conditions_of_a_node_that_count_are_told() -> None:
     assert first.startswith("condition XIDErrors is True: XID 79 on GPU 3!!!")
     assert len(first) < 240
     assert second == "condition AcceleratedHardwareReady is False"
+
+
+async def _says_nothing(request: web.Request) -> web.StreamResponse:
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError
+
+
+async def _never_ends(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b"# HELP\n")
+        await asyncio.sleep(0.01)
+
+
+async def _is_endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b"#" * 2**16)
+
+
+@pytest.mark.parametrize("handler", [_says_nothing, _never_ends, _is_endless])
+async def test_an_exporter_that_hangs_or_never_ends_is_given_up(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporters, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(exporters, "MAX_BYTES", 2**18)
+    app = web.Application()
+    app.router.add_get("/metrics", handler)
+    async with TestServer(app) as server, exporters.Reader() as reader:
+        with pytest.raises(exporters.UnreadableError):
+            await reader.read(exporters.Exporter("n", "127.0.0.1", server.port or 0, runs=True))
