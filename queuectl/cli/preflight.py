@@ -15,6 +15,7 @@ from queuectl.cli.documents import Document
 from queuectl.control.status import uncertain
 from queuectl.core.backlog import Backlog
 from queuectl.core.grace import cut
+from queuectl.core.made import Made
 from queuectl.core.nominate import nominate
 from queuectl.core.snapshot import Snapshot
 from queuectl.core.tree import Tree, broken_queues
@@ -29,7 +30,7 @@ from queuectl.model.lifecycle import Attempt, AttemptState
 from queuectl.model.objects import Flavor, Job, Queue
 from queuectl.model.plan import Placement
 from queuectl.model.reasons import Reason
-from queuectl.model.resources import is_extended, parse_quantity
+from queuectl.model.resources import format_quantity, is_extended, parse_quantity
 
 AT_ONCE = 8
 DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
@@ -269,13 +270,22 @@ async def _dry_run_pods(client: KubeClient, document: Document, job: Job, known:
     """Let the API server judge one pod of each role, as the controller will create it."""
     placements = tuple(Placement(role.name, "", "", 1, role.requests) for role in job.gang.roles)
     attempt = Attempt(job.gang.uid, 1, AttemptState.RESERVED, job.generation, placements, 0.0)
+    made = Made()
+    made.begin(attempt)
     for index, role in enumerate(job.gang.roles):
         pod = manifests(job, attempt, 0, known.flavors or {})[role.name, 0]
         # The class is made with the first pods and the owner isn't there yet. A name of its own lets it be repeated.
         del pod["spec"]["priorityClassName"], pod["metadata"]["ownerReferences"]
         pod["metadata"]["generateName"] = pod["metadata"].pop("name")[:50] + "-"
         try:
-            await client.request_raw("POST", f"/api/v1/namespaces/{job.gang.namespace}/pods", params=DRY_RUN, body=pod)
+            path = f"/api/v1/namespaces/{job.gang.namespace}/pods"
+            answer = await client.request_raw("POST", path, params=DRY_RUN, body=pod)
+            if beyond := made.beyond(decode.pod(answer).value):
+                more = ", ".join(f"{format_quantity(resource, amount)} {resource}" for resource, amount in beyond)
+                tell(
+                    f"{document.source}: pods of role {role.name} request {more} more than their template: the API server"
+                    " adds it (LimitRange, RuntimeClass or webhook), and it is reserved, too"
+                )
         except ApiError as error:
             passing = "exceeded quota" in error.message or "cannot create resource" in error.message
             if error.status == 403 and passing:  # noqa: PLR2004 - the first may pass, the second is the user's own right

@@ -123,13 +123,25 @@ def named_devices(role: Role, flavor: Flavor) -> int:
 
 
 def closely(role: Role, flavor: Flavor) -> Constraints:
-    """Return where pods of the role may go on the flavor's nodes, with how close their devices have to be there."""
-    need, inside = role.constraints.gpu or GpuNeed(), {level.name for level in flavor.inside}
-    asked = ((role.topology.required, role.pods), (role.topology.slice_level, role.topology.slice_size))
-    for level, mates in asked if named_devices(role, flavor) else ():
-        if level in inside:
-            return replace(role.constraints, gpu=replace(need, level=level, mates=mates))
-    return role.constraints
+    """Return where pods of the role may go on the flavor's nodes, with how close their devices have to be there.
+
+    Where no claim names them the kubelet picks them, so those that share a domain are all that the node has.
+    """
+    own, inside = role.topology, {level.name: level.gpus for level in flavor.inside}
+    asked = [
+        (lv, mates) for lv, mates in ((own.required, role.pods), (own.slice_level, own.slice_size)) if lv in inside
+    ]
+    if not asked:
+        return role.constraints
+    need = role.constraints.gpu or GpuNeed(
+        tuple(resource for resource, n in role.requests if n and is_extended(resource))
+    )
+    if named_devices(role, flavor):
+        level, mates = asked[0]
+        return replace(role.constraints, gpu=replace(need, level=level, mates=mates))
+    gpus = sum(n for resource, n in role.requests if weigh(resource, flavor))
+    most = min((inside[level] for level, mates in asked if gpus * mates > 1), default=0)
+    return replace(role.constraints, gpu=replace(need, most=most)) if most else role.constraints
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,10 +362,11 @@ def _short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None
 
 
 def _count_short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short | None:
-    found = room.total(flavor, closely(role, flavor), role.requests)
+    constraints = closely(role, flavor)
+    found = room.total(flavor, constraints, role.requests)
     if found >= role.pods:
         return None
-    nodes = int(fleet.mask(flavor, role.constraints).sum())
+    nodes = int(fleet.mask(flavor, constraints).sum())
     unsuited = (
         *_taken(fleet, role, flavor), *_out_of_reach(fleet, role, flavor), *_closed(fleet, role, flavor),
         *_unsuited(fleet, role, flavor),
@@ -395,13 +408,14 @@ def _closed(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
 
 def _unsuited(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
     """Say of how many more nodes the GPUs are not what the role needs, and which ones they have by other names."""
-    need = role.constraints.gpu
+    constraints = closely(role, flavor)
+    need = constraints.gpu
     if need is None:
         return
 
     def nodes(**other: Any) -> int:
         """Return how many nodes there would be if it needed something else."""
-        return int(fleet.mask(flavor, replace(role.constraints, gpu=replace(need, **other))).sum())
+        return int(fleet.mask(flavor, replace(constraints, gpu=replace(need, **other))).sum())
 
     all_of_them = fleet.mask(flavor, replace(role.constraints, gpu=None))
     if (now := nodes()) < int(all_of_them.sum()):
@@ -412,6 +426,10 @@ def _unsuited(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
             (nodes(slice=None) - now, f"{kind} GPUs, see gpu.slice of the role"),
             (known - now, f"GPUs of less memory than its gpu.minMemory, {least}"),
             (nodes(min_memory=0) - known, f"GPUs of whose memory no label tells, and its gpu.minMemory is {least}"),
+            (
+                nodes(most=0) - now,
+                f"more than the {need.most} GPUs that share a domain, and the kubelet picks which a pod gets",
+            ),
         ):
             if count:
                 yield f"{count} more {'node has' if count == 1 else 'nodes have'} {what}"

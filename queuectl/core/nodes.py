@@ -62,6 +62,8 @@ def _gpus_suit(node: Node, flavor: Flavor, constraints: Constraints) -> bool:
             return False
         if unit.memory < need.min_memory:
             return False
+        if need.most and node.allocatable.get(resource, 0) + node.broken.get(resource, 0) > need.most:
+            return False
     return True
 
 

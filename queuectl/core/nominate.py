@@ -692,18 +692,13 @@ def unpromised(gang: Gang, names: Collection[str], flavor: Flavor) -> str:
     inside = {level.name for level in flavor.inside}
     named = {role.name for role in roles if fit.named_devices(role, flavor)}
     for level, role in (*asked, (gang.together.required, roles[0])):
-        if level in inside and role.name in named:
-            if {role.topology.required, role.topology.slice_level} <= inside:
+        if level in inside:
+            if role.name in named and {role.topology.required, role.topology.slice_level} <= inside:
                 return (
                     f"only one level of flavor {flavor.name} that is inside a node can be promised to role {role.name}"
                 )
             if level == gang.together.required:
                 return f"{level} of flavor {flavor.name} is inside a node, so a role has to ask for it, in its topology"
-        elif level in inside and role.pods * sum(n for name, n in role.requests if weigh(name, flavor)) > 1:
-            return (
-                f"{level} of flavor {flavor.name} is inside a node, where the kubelet picks the GPUs, so no more than"
-                " one GPU can be promised there"
-            )
         if level not in levels | inside:
             return f"flavor {flavor.name} has no level {level} of topology; it has {', '.join(sorted(levels - {''}))}"
     return ""

@@ -77,7 +77,7 @@ class _Repair:
         own = self._rows(role)
         mates = [row for mate in self._bound for row in self._rows(mate).values()] if role in self._bound else []
         for some, wanted, tries in _parts(missing, own, mates, domains, layout):
-            counts = self._room.pods(flavor, role.constraints, role.requests)
+            counts = self._room.pods(flavor, fit.closely(role, flavor), role.requests)
             for inside in tries:
                 need = wanted.inside(inside[0]) if inside else wanted
                 chosen = Rooms(domains, counts, need).place(len(some), inside)

@@ -62,6 +62,7 @@ class GpuNeed:
     slice: str | None = ""  # the profile of slices that are called GPUs; empty: whole ones; None: all the same
     level: str = ""  # inside a node, of which the devices of each ``mates`` pods share a domain; empty: none
     mates: int = 1
+    most: int = 0  # that a node may have, so that all of them share a domain whichever pods get; 0: any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +323,7 @@ class Node:
     ready: bool = True
     gpus: Gpus = NO_GPUS
     devices: tuple[Device, ...] = ()  # its allocatable has them, too: 1 of each, and all of what they count as
+    broken: Mapping[str, int] = field(default_factory=dict)  # what it has and does not offer, of device plugins'
     mark: Mark = Mark()
     faults: tuple[str, ...] = ()  # what conditions say of it that counts, for people
     avoided: str = ""  # why nobody new goes there for now, for people; empty: it is not avoided

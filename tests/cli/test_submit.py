@@ -359,6 +359,22 @@ async def test_pods_beyond_a_resource_quota_may_wait(team: str, run: Commands, k
         await kube.request("DELETE", f"{path}/none")
 
 
+async def test_what_the_api_server_adds_to_pods_is_told(team: str, run: Commands, kube: KubeClient) -> None:
+    path = f"/api/v1/namespaces/{NAMESPACE}/limitranges"
+    spec = {"limits": [{"type": "Container", "defaultRequest": {"memory": "1Gi"}}]}
+    body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "defaults"}, "spec": spec}
+    await kube.request("POST", path, body=body)
+    try:
+
+        async def said() -> bool:
+            done = await run("submit", "-f", "-", "--dry-run", stdin=text(mine("more")))
+            return "pods of role worker request 1Gi memory more than their template" in done.err
+
+        await eventually(said, "the LimitRange is known everywhere, and told of")
+    finally:
+        await kube.request("DELETE", f"{path}/defaults")
+
+
 async def test_a_user_with_few_rights(team: str, run: Commands, kube: KubeClient, tmp_path: Path) -> None:
     """Who may create jobs and nothing else submits them; what couldn't be checked is told."""
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"

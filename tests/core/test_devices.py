@@ -118,7 +118,8 @@ def test_devices_of_victims_that_are_on_their_way_out_are_not_given_away_twice()
     ("asked", "together", "kind", "problem"),
     [
         (worker(gpu=2, topology=NVLINK), Together(), NAMED, ""),
-        (worker(gpu=2, topology=NVLINK), Together(), replace(NAMED, devices=None), "the kubelet picks the GPUs"),
+        (worker(gpu=2, topology=NVLINK), Together(), replace(NAMED, devices=None), ""),
+        (worker(gpu=2), Together(required="nvlink"), replace(NAMED, devices=None), "a role has to ask for it"),
         (worker(gpu=2), Together(required="nvlink"), NAMED, "a role has to ask for it"),
         (worker(gpu=2, topology=replace(NVLINK, slice_level="pcie")), Together(), NAMED, "only one level"),
         (worker(gpu=2, topology=Topology(required="numa")), Together(), NAMED, "has no level numa"),
@@ -135,6 +136,34 @@ def test_nodes_whose_devices_claims_name_are_for_no_flavor_that_makes_none() -> 
     asked = role(gpu=1, need=GpuNeed())
 
     assert isinstance(fit.place(fleet([server("n1")]), [asked], {"worker": flavor()}), fit.Short)
+
+
+PLUGIN = replace(NAMED, devices=None)
+KUBELET = "more than the 4 GPUs that share a domain, and the kubelet picks which a pod gets"
+
+
+@pytest.mark.parametrize(
+    ("asked", "want"),
+    [
+        (worker(gpu=4, topology=NVLINK), ["four"]),
+        (worker(2, gpu=2, topology=NVLINK), ["four"]),
+        (worker(gpu=1, topology=NVLINK), ["four"]),  # one GPU is near itself anywhere; the tightest node is taken
+        (worker(2, gpu=4, topology=EACH_NVLINK), KUBELET),
+        (worker(gpu=8, topology=NVLINK), KUBELET),
+        (worker(gpu=8), ["eight"]),
+    ],
+)
+def test_where_the_kubelet_picks_a_domain_is_promised_on_nodes_that_are_one(asked: Role, want: list[str] | str) -> None:
+    """A node of which half is broken has two halves all the same."""
+    half = replace(node("half", gpu=4), broken={GPU: 4})
+    room = fleet([node("four", gpu=4), node("eight", gpu=8), half])
+
+    found = fit.place(room, [asked], {"worker": PLUGIN})
+
+    if isinstance(found, fit.Short):
+        assert str(want) in str(found.because(Reason.EXCEEDS_CLUSTER))
+    else:
+        assert [p.node for p in found] == want
 
 
 def test_gangs_of_one_cycle_get_devices_of_their_own() -> None:

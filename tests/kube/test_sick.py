@@ -92,3 +92,10 @@ def test_why_a_container_of_ours_cannot_start() -> None:
     assert waits({"waiting": {"reason": "CrashLoopBackOff"}}, pulls) == "CrashLoopBackOff"
     assert waits(pulls, label="another") == ""
     assert len(waits({"waiting": {"reason": "CreateContainerConfigError", "message": "x" * 999}})) == 200
+
+
+def test_devices_that_a_node_has_and_does_not_offer_are_known() -> None:
+    """Of other resources the difference is what the kubelet keeps."""
+    given = {"capacity": {"nvidia.com/gpu": "8", "cpu": "96"}, "allocatable": {"nvidia.com/gpu": "6", "cpu": "94"}}
+    raw = {"metadata": {"name": "n"}, "status": given}
+    assert decode.node(json.dumps(raw).encode()).value.broken == {"nvidia.com/gpu": 2}

@@ -11,7 +11,7 @@ from queuectl.kube.maintenance import mark
 from queuectl.kube.names import FORGIVEN, SUSPECT
 from queuectl.model import gpus
 from queuectl.model.objects import Node, Taint
-from queuectl.model.resources import parse_quantity
+from queuectl.model.resources import is_extended, parse_quantity
 
 
 class _NodeSpec(msgspec.Struct):
@@ -21,6 +21,7 @@ class _NodeSpec(msgspec.Struct):
 
 class _NodeStatus(msgspec.Struct):
     allocatable: dict[str, str] = {}
+    capacity: dict[str, str] = {}
     conditions: list[Condition] = []
 
 
@@ -38,11 +39,16 @@ def node(raw: Bytes, faulty: Collection[tuple[str, str]] = ()) -> Item[Node]:
     seen = _decode_node(raw)
     held = {c.type: c for c in seen.status.conditions if c.status == "True"}
     since = next((c.last_transition_time for c in seen.status.conditions if c.type == "Ready"), None)
+    offers = {resource: parse_quantity(resource, q) for resource, q in seen.status.allocatable.items()}
+    has = {
+        resource: parse_quantity(resource, q) for resource, q in seen.status.capacity.items() if is_extended(resource)
+    }
     value = Node(
         name=seen.metadata.name,
         labels=seen.metadata.labels,
         taints=tuple(Taint(t.key, t.value, t.effect) for t in seen.spec.taints),
-        allocatable={resource: parse_quantity(resource, q) for resource, q in seen.status.allocatable.items()},
+        allocatable=offers,
+        broken={resource: n - offers.get(resource, 0) for resource, n in has.items() if n > offers.get(resource, 0)},
         unschedulable=seen.spec.unschedulable,
         ready="Ready" in held,
         unready_since=since.timestamp() if since is not None and "Ready" not in held else None,
