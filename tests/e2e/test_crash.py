@@ -9,8 +9,9 @@ from typing import Literal
 import pytest
 
 from queuectl.kube.client import KubeClient
-from queuectl.kube.names import GATE
+from queuectl.kube.names import ASK, GATE
 from queuectl.local.controlplane import Running
+from tests.e2e.test_checkpoint import asks, interruptions, report
 from tests.support import ledger
 from tests.support.databases import Databases
 from tests.support.eventually import eventually
@@ -60,7 +61,7 @@ async def standing(
             await stage.open()
             try:
                 await stage.nodes(3)
-                await stage.queue(24)
+                await stage.queue(24, preemption={"withinQueue": "LowerPriority"})
                 async with observing(stage):
                     # Nodes are lost on purpose: they are to be used again.
                     env = {"QUEUECTL_SUSPECT_FIRST": "0"}
@@ -82,6 +83,14 @@ def creates(job: str) -> Match:
 
 def ungates(job: str) -> Match:
     return lambda method, path, body: method == "PATCH" and f"/pods/{job}-worker-" in path and GATE.encode() in body
+
+
+def asks_to_save(job: str) -> Match:
+    return lambda method, path, body: method == "PATCH" and f"/pods/{job}-worker-" in path and ASK.encode() in body
+
+
+def tells_why(job: str) -> Match:
+    return lambda method, path, body: method == "PATCH" and f"/{job}-worker-" in path and b"DisruptionTarget" in body
 
 
 def removes(_: str) -> Match:
@@ -182,6 +191,49 @@ async def test_a_job_is_gone_when_the_controller_dies_while_it_is_being_deleted(
     await ledger.until_free(stage)
     standing.start()
     await stage.until_gone(name)
+
+
+SAVING = {
+    "before the second pod is asked": Case(asks_to_save, 2),
+    "after all are asked": Case(asks_to_save, 3, "after"),
+    "before pods are told why they go": Case(tells_why),
+    "before pods are removed": Case(removes),
+    "after pods are removed": Case(removes, when="after"),
+    "before it waits again": Case(says("Pending")),
+}
+
+
+@pytest.mark.parametrize("case", SAVING.values(), ids=SAVING.keys())
+async def test_a_victim_saves_and_is_evicted_once_when_the_controller_dies_meanwhile(
+    standing: Standing, case: Case
+) -> None:
+    stage, name = standing.stage, f"job-{next(_numbers)}"
+    standing.start()
+    slow = {"local.queuectl.dev/stop-after": "2s"}
+    await stage.submit(name, 3, 8, annotations=slow, checkpoint={"signal": "Annotation", "graceSeconds": 600})
+    await stage.until_phase(name, "Running")
+    rule = standing.proxy.on(case.match(name), nth=case.nth, when=case.when, do=standing.kill())
+    await stage.submit(f"{name}-next", 3, 8, priority=5)
+    if case.match is asks_to_save:
+        await rule.until_fired()
+        standing.start()
+    asked = await asks(stage, name)
+    assert len({ask["id"] for _, ask in asked}) == 1
+    for pod, ask in asked:
+        await report(stage, pod, ask["id"], 40)
+    await rule.until_fired()
+    standing.start()
+    await stage.until_phase(f"{name}-next", "Running")
+    victim = (await stage.until_phase(name, "Pending"))["status"]
+    assert (victim["attempt"], victim["failures"], victim["lastCheckpoint"]["step"]) == (1, 0, 40)
+    [one] = await interruptions(stage, name)
+    assert (one["cause"], one["saved_step"], one["answered"]) == ("Preempted", 40, True)
+    assert (await ledger.history(stage, name))[-3:] == ["Preempted", "Checkpointed", "Requeued"]
+    await stage.delete_job(f"{name}-next")
+    await stage.until_phase(name, "Running")
+    await stage.delete_job(name)
+    await stage.until_gone(name)
+    await ledger.until_free(stage)
 
 
 REPAIRING = {
