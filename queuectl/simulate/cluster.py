@@ -277,11 +277,13 @@ class Cluster:
     def _turn(self, verb: str, name: str, now: float = 0.0) -> bool:
         before = self._nodes.get(name)
         was_silent = name in self._silent
-        self._silent.discard(name)
+        if verb in {"node_down", "node_up"}:
+            self._silent.discard(name)
         if verb == "node_down":
             after = self._nodes.pop(name, None) and None
         elif verb == "node_up":
-            after = self._nodes[name] = self._known[name] if before is None or was_silent else before
+            after = replace(before, ready=True, unready_since=None) if before is not None else self._known[name]
+            self._nodes[name] = after
         elif verb == "node_silent":
             after = before and replace(before, ready=False, unready_since=now)
             if after is not None:
