@@ -129,11 +129,10 @@ class Maintainer:
 
     async def _create_test(self, one: Maintenance, node: str) -> None:
         try:
-            test = await self._writer.create_test(one, node)
+            await self._writer.create_test(one, node)  # what becomes of it is for the watch alone to show
         except ApiError as error:
             self._upkeep.refused[one.uid, node] = kube.refused_test(one, node, error.message)
             raise
-        self._upkeep.on_test(None, test)
 
     async def _tried(self, work: Coroutine[Any, Any, object], **about: str) -> None:
         """Do it, or leave it to the next look."""

@@ -245,8 +245,7 @@ class Reporter:
         if status.says(job.status, wanted):
             return
         written = await self._writer.patch_job_status(job, wanted)
-        known = self._world.jobs.get(job.gang.uid)
-        if known is not None and int(known.resource_version) < int(written.resource_version):
+        if job.gang.uid in self._world.jobs:
             self._world.keep_job(written)
 
     def _is_stale(self, uid: str) -> bool:

@@ -297,12 +297,11 @@ class World:
     def on_job(self, old: Job | None, new: Job | None) -> None:
         """Take in a changed TrainingJob."""
         uid = (new or old).gang.uid  # type: ignore[union-attr]
-        known = self.jobs.get(uid)
         if new is None:
             self.jobs.pop(uid, None)
             self.volumes.forget(uid)
-        elif known is None or int(known.resource_version) <= int(new.resource_version):
-            self.keep_job(new)  # else it was written since, and the watch is still behind
+        else:
+            self.keep_job(new)
         self.touched.add(uid)
         self._stale.add(uid)
         if uid in self._moving:
@@ -320,8 +319,11 @@ class World:
                 self.changes.candidates = True
 
     def keep_job(self, job: Job) -> None:
-        """Have a job as it was read last, with what its claims, its queue and the API server mean for it."""
+        """Have a job as it was read or written last, with what its claims, its queue and the API server mean for it."""
         uid = job.gang.uid
+        known = self.jobs.get(uid)
+        if known is not None and int(known.resource_version) > int(job.resource_version):
+            return  # the watch is behind what was written, or an answer behind the watch
         self.jobs[uid] = self._judged(self.volumes.keep(job))
         _ = self.jobs[uid].gang.shape  # worked out as jobs arrive, and not for all of them by the first cycle
 

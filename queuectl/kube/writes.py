@@ -248,17 +248,15 @@ class Writer:
         if patch is not None:
             await self._send("PATCH", path, body=patch, content_type=MERGE_PATCH)
 
-    async def create_test(self, one: Maintenance, node: str) -> NodeTest:
-        """Create the pod that verifies a node, or find that it was created before. Raises ApiError when it is refused."""
+    async def create_test(self, one: Maintenance, node: str) -> None:
+        """Create the pod that verifies a node unless it exists. Raises ApiError when it is refused."""
         manifest = maintenance.test_pod(one, node)
         path = pods_path(manifest["metadata"]["namespace"])
         try:
-            answer = await self._send("POST", path, body=manifest, params={"fieldValidation": "Strict"})
+            await self._send("POST", path, body=manifest, params={"fieldValidation": "Strict"})
         except ApiError as error:
-            if error.status != _CONFLICT or error.reason != "AlreadyExists":
+            if error.reason != "AlreadyExists":
                 raise
-            answer = await self._send("GET", f"{path}/{manifest['metadata']['name']}")
-        return maintenance.node_test(answer).value
 
     async def remove_test(self, test: NodeTest) -> None:
         """Delete a test pod."""

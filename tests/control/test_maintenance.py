@@ -50,6 +50,7 @@ class Api:
         self.version = 1
         self.dies_in: int | None = None
         self.comes_through = True
+        self.before_answer: Callable[[], None] = lambda: None
 
     async def request_raw(self, method: str, path: str, **request: Any) -> bytes:
         if method != "GET" and self.dies_in is not None:
@@ -58,7 +59,9 @@ class Api:
                 if self.comes_through:
                     self._answer(method, path, **request)
                 raise CrashError
-        return json.dumps(self._answer(method, path, **request)).encode()
+        answer = json.dumps(self._answer(method, path, **request)).encode()
+        self.before_answer()
+        return answer
 
     def _answer(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
         status = path.endswith("/status")
@@ -309,3 +312,19 @@ def test_whenever_it_is_deleted_nodes_are_released(work: str, history: list[tupl
             assert in_upgrade or bool(item["spec"].get("unschedulable")) == (number == 3)
 
     asyncio.run(play())
+
+
+async def test_a_test_pod_may_be_over_before_its_creation_is_answered() -> None:
+    cluster = Cluster(canary=0, maxUnavailable=NODES)
+
+    def watch() -> None:
+        cluster.deliver()
+        cluster.end_test(well=True)
+        cluster.deliver()
+
+    cluster.api.before_answer = watch
+    await cluster.to_its_end()
+    assert set(cluster.phases().values()) == {"Released"}
+    assert [
+        node["message"] for node in cluster.api.objects[M]["status"]["nodes"] if "succeeded" not in node["message"]
+    ] == []

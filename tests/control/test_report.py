@@ -11,6 +11,7 @@ import pytest
 from queuectl.control.report import REST_SECONDS, Reporter
 from queuectl.control.world import World
 from queuectl.core.lifecycle import BackOff
+from queuectl.kube.client import ApiError
 from queuectl.kube.writes import Writer
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload, WorkloadState
 from queuectl.model.objects import Job, Node, Pod
@@ -161,3 +162,24 @@ async def test_a_running_gang_whose_node_is_not_ready_says_so_and_one_that_comes
         one.now += REST_SECONDS
         await one.told(4)
         assert (one.shown(uid)["reason"], one.shown(uid)["pods"]) == ("Running", "1/1")
+
+
+async def test_a_job_read_in_a_conflict_does_not_undo_what_the_watch_has_shown_meanwhile() -> None:
+    class Behind(Api):
+        """Refuses a write, and answers a read after the watch has shown what came after it."""
+
+        async def patch_job_status(self, *_: Any) -> Job:
+            raise ApiError(409, "Conflict", "it has changed")
+
+        async def get_job(self, job: Job) -> Job:
+            world.on_job(job, replace(job, generation=2, resource_version="3"))
+            return replace(job, resource_version="2")
+
+    world = World(BackOff())
+    one = gang("j", role())
+    world.on_job(None, Job(one, generation=1, resource_version="1"))
+    world.workloads[one.uid] = Workload(one.uid, "team", one.name, "q", 0, 0.0, 0)
+    world.attempts[one.uid] = Attempt(one.uid, 1, AttemptState.RESERVED, 1, (), 0.0)
+    reporter = Reporter(world, cast("Writer", Behind()), "me", lambda: 0.0)
+    assert await reporter.admitted(one.uid) is None, "its spec is another by now"
+    assert world.jobs[one.uid].generation == 2
