@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queuectl.model.gpus import Gpus
-from queuectl.model.objects import Flavor, Level, Node
+from queuectl.model.objects import Constraints, Flavor, Level, Node
 from queuectl.model.resources import CARD, CARDS
 from queuectl.simulate.clockwork import Clockwork
-from queuectl.simulate.form import GPU, JobForm, read
+from queuectl.simulate.form import GPU, EventForm, JobForm, read
 from tests.core.test_invariants import Watched
 from tests.support.virtual import FLAVORS, clusters, jobs
 
@@ -121,6 +121,16 @@ def test_who_runs_on_nodes_that_are_of_the_flavor_no_more_runs_on_and_others_wai
     _edit_node(clock, clock.cluster._nodes["n"], labels={"color": "blue"})
     states = clock.states()
     assert (states["runs"].phase, states["comes"].phase) == ("Running", "Running")
+
+
+def test_a_silent_node_that_is_cordoned_stays_silent_until_it_is_back_and_cordoned_then() -> None:
+    clock = _clock(8)
+    for verb in ("nodeSilent", "uncordon", "cordon", "nodeUp"):
+        assert clock.cluster.happen(EventForm.model_validate({"at": clock.now, verb: "n"}), clock.now) == (
+            verb != "uncordon"
+        )
+    there = clock.world.fleet.closed(clock.world.flavors["red"], Constraints())
+    assert [(node.ready, node.unschedulable) for node in there] == [(True, True)]
 
 
 def test_a_node_that_is_replaced_by_another_of_its_name_takes_what_it_has() -> None:
