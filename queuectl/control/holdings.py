@@ -189,7 +189,7 @@ class Holdings:
 
     def _moved(self, queue: str) -> None:
         if queue in self.later.nodes:
-            root = self.later.nodes[queue].root.name
+            root = self.later.tops[queue]
             self.versions[root] = self.versions.get(root, 0) + 1
 
     def used(self, queue: str, cell: Cell) -> int:
