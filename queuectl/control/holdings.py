@@ -206,8 +206,7 @@ class Holdings:
 
     def root(self, queue: str) -> str:
         """Return the root of a queue's tree; of one that is in none, the queue itself."""
-        node = self.later.nodes.get(queue)
-        return node.root.name if node else queue
+        return self.later.tops.get(queue, queue)
 
     def _moved(self, queue: str) -> None:
         if queue in self.later.nodes:

@@ -27,22 +27,35 @@ def pending_key(gang: Gang) -> PendingKey:
     return (-gang.priority, gang.submitted_at, gang.seq, gang.uid)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Tried:
+    """Why a gang could not be had, which holds in one state of things."""
+
+    uid: str
+    state: object
+    wait: Why
+    short: Short | None = None  # there are too few places, which is for nodes to say again
+
+
 @dataclass(eq=False, slots=True)
 class Group:
     """Gangs of one queue and one shape, in order; also of one user and namespace, where these matter to the queue."""
 
     gangs: list[Gang] = field(default_factory=list)
-    # Its first, in which state of things, why that could not be had, and the short of places if it was that.
-    known: tuple[str, object, Why, Short | None] | None = None
+    tried: Tried | None = None  # the last of them that was, if that may hold longer than a cycle
+
+    def known(self, gang: Gang, state: object) -> Tried | None:
+        """Return what is known of one of its gangs in a state of things; None: one that no other is like."""
+        one = self.tried
+        return one if one and state is not None and (one.uid, one.state) == (gang.uid, state) else None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Quiet:
-    """What all gangs of a line were told that could not be had, which holds in one state of things."""
+    """Why all gangs of a line could not be had, which holds in one state of things. None of them is patient."""
 
     state: object
-    told: dict[str, Why]  # by uid, the first of each shape
-    failed: dict[tuple[Group, bool], Why]  # by shape; none of them is patient
+    waits: dict[Group, Why]
 
 
 @dataclass(eq=False, slots=True)

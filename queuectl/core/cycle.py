@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from queuectl.core.backlog import Group, Line, PendingKey, Positions, Quiet, Waits, Walk, pending_key
+from queuectl.core.backlog import Group, Line, PendingKey, Positions, Quiet, Tried, Waits, Walk, pending_key
 from queuectl.core.defrag import Relocation, keep
 from queuectl.core.fit import still
 from queuectl.core.flavors import Mode
@@ -89,8 +89,8 @@ class _Cycle:
     places: dict[str, tuple[MoveRequest, Relocation]] = field(default_factory=dict)  # where those go who move
     early: set[str] = field(default_factory=set)  # workloads that were settled before all others
     walks: dict[str, Walk] = field(default_factory=dict)
-    roots: dict[str, Node] = field(default_factory=dict)  # of queues' trees
-    moved: set[str] = field(default_factory=set)  # roots of trees in which something was settled
+    quiet: dict[str, dict[Group, Why]] = field(default_factory=dict)  # queue → why its gangs, by shape, wait as before
+    moved: set[str] = field(default_factory=set)  # tops of trees in which something was settled
     heads: "_Heads" = field(init=False)
     room: int = field(default_factory=lambda: MAX_PLACEMENTS)
 
@@ -181,7 +181,7 @@ class _Cycle:
                 self.wakes.append(patient_until(gang, self.snapshot.queues[queue]))
                 continue
             state = self._state(queue)
-            known = self._known(gang, group, state)
+            known = self._known(group.known(gang, state))
             if known is not None:
                 self._fail(gang, group, known)
                 continue
@@ -189,26 +189,22 @@ class _Cycle:
             if entry.wait is None or self.snapshot.policy.one_head:
                 self.heads.push(_Head(entry, group, self._settled))
                 return
-            by = entry.by_quota or entry.short is not None
-            group.known = (gang.uid, state, entry.wait, entry.short) if by else None
+            lasts = entry.by_quota or entry.short is not None
+            group.tried = Tried(gang.uid, state, entry.wait, entry.short) if lasts else None
             self._fail(gang, group, entry.wait, entry.wake_at)
 
-    def _known(self, gang: Gang, group: Group, state: object) -> Why | None:
-        """Return why a gang waits if that is known from an earlier cycle: in the same state of things, and of places."""
-        if state is None or group.known is None or group.known[:2] != (gang.uid, state):
-            return None
-        wait, short = group.known[2:]
-        if short is None:
-            return wait
-        now = still(self.snapshot.fleet, short) if self.snapshot.fleet else None
+    def _known(self, tried: Tried | None) -> Why | None:
+        """Return why one that was tried in an earlier cycle, in the same state of things, waits yet, if it needs no more."""
+        if tried is None or tried.short is None:
+            return tried.wait if tried else None
+        now = still(self.snapshot.fleet, tried.short) if self.snapshot.fleet else None
         return now.because(Reason.WAITING_FOR_NODES) if now else None
 
     def _repeated(self, queue: str, line: Line) -> bool:
         """Tell a whole line what it was told in an earlier cycle, if that holds yet."""
         if line.known is None or queue not in self.snapshot.queues or line.known.state != self._state(queue):
             return False
-        self.told |= line.known.told
-        self.failed |= line.known.failed
+        self.quiet[queue] = line.known.waits
         return True
 
     def _keep(self, queue: str, line: Line) -> None:
@@ -217,12 +213,10 @@ class _Cycle:
         line.known = None
         if state is None or particular(of) or of.order is QueueOrder.STRICT_FIFO or of.preemption.wait_seconds:
             return
-        told: dict[str, Why] = {}
-        for group in line.groups.values():
-            if group.known is None or group.known[:2] != (group.gangs[0].uid, state) or group.known[3] is not None:
-                return
-            told[group.known[0]] = group.known[2]
-        line.known = Quiet(state, told, {(group, False): told[group.gangs[0].uid] for group in line.groups.values()})
+        tried = {group: group.known(group.gangs[0], state) for group in line.groups.values()}
+        waits = {group: one.wait for group, one in tried.items() if one and not one.short}
+        if len(waits) == len(tried):
+            line.known = Quiet(state, waits)
 
     @property
     def _settled(self) -> int:
@@ -230,13 +224,8 @@ class _Cycle:
 
     def _state(self, queue: str) -> object:
         """Return what tells a state of the queue's tree from others; None in the middle of a change."""
-        root = self.roots.get(queue)
-        if root is None:
-            root = self.roots[queue] = self.snapshot.later.nodes[queue].root
-        versions = self.snapshot.versions
-        if versions is None or root.name in self.moved:
-            return None
-        return (self.snapshot.version, root.name, versions.get(root.name, 0))
+        root, versions = self.snapshot.later.tops[queue], self.snapshot.versions
+        return None if versions is None or root in self.moved else (self.snapshot.version, root, versions.get(root, 0))
 
     def _is_patient(self, gang: Gang) -> bool:
         return patient_until(gang, self.snapshot.queues[gang.queue]) > self.now
@@ -245,6 +234,7 @@ class _Cycle:
         """Return why the gang waits if one of its kind has been tried in vain."""
         patient = self._is_patient(gang)
         wait = (patient and self.failed.get((group, True))) or self.failed.get((group, False))
+        wait = wait or self.quiet.get(gang.queue, {}).get(group)
         if wait is not None and wait.reason is Reason.WAITING_BEFORE_PREEMPTION:
             return be_patient(gang, self.snapshot.queues[gang.queue])
         return wait
@@ -291,9 +281,7 @@ class _Cycle:
         victims = [victim.gang for victim in entry.victims]
         inherited = self._inherited(entry)
         self.snapshot.assume(gang, admission, victims, [victim.gang for victim in inherited])
-        self.moved |= {
-            self.snapshot.later.nodes[queue].root.name for queue in (gang.queue, *(v.queue for v in victims))
-        }
+        self.moved |= {self.snapshot.later.tops[queue] for queue in (gang.queue, *(v.queue for v in victims))}
         if not victims:
             self.admissions.append(admission)
             return
@@ -425,7 +413,7 @@ class _FairHeads(_Heads):
         if snapshot.past:
             nodes = self._tree.nodes
             used = nested((node for node in nodes.values() if node.parent is None), snapshot.past)
-            self._past = {name: nodes[name].share(amounts) for name, amounts in used.items() if amounts}
+            self._past = {name: nodes[name].share_of(amounts) for name, amounts in used.items() if amounts}
         self._roots: dict[str, Node] = {}  # queue → root
         self._winners: dict[Node, str | None] = {}  # by root; shares change only where somebody was settled
 

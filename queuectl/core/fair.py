@@ -1,8 +1,9 @@
 """Who gives way with fair sharing: from the least fair queue first, as long as shares allow (KEP-1714)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from queuectl.core.least_lost import cheapest
+from queuectl.core.least_lost import cheapest, pieces
 from queuectl.core.preemption import Ask, Field, Running, Trial, Victim, victim_order
 from queuectl.core.tree import Node, Share
 from queuectl.model.policy import Cause, FairRule, Reclaim
@@ -13,27 +14,38 @@ def by_share(world: Field, ask: Ask) -> list[Victim]:
     tree, rules = world.tree, world.rules[ask.queue]
     candidates = {ask.queue: world.candidates(ask.queue, ask, rules.within_queue)}
     if rules.reclaim is not Reclaim.NEVER:
-        borrowers = {node.name for node in tree.nodes[ask.queue].root.subtrees() if not node.within(ask.contested)}
-        for name in world.running:
-            if name != ask.queue and name in borrowers:
-                candidates[name] = world.candidates(name, ask, rules.reclaim)
+        for node in tree.nodes[ask.queue].root.subtrees():
+            if node.name != ask.queue and not node.within(ask.contested):
+                candidates[node.name] = world.candidates(node.name, ask, rules.reclaim)
     everybody = [gang for gangs in candidates.values() for gang in gangs]
+    if not _FairSearch(world, ask, {}, heed=False).anybody_first(candidates):
+        return []
+
+    known: dict[tuple[tuple[str, ...], ...], list[Victim]] = {}
 
     def search(order: Sequence[Running]) -> list[Victim]:
-        for heed in (True, False):
-            waiting: dict[str, list[Running]] = {}
-            for gang in order:
-                waiting.setdefault(gang.queue, []).append(gang)
-            in_turn = {name: waiting[name] for name in candidates if name in waiting}
-            found = (one := _FairSearch(world, ask, in_turn, heed=heed)).run()
-            if found or not one.trial.passed_over:
-                return found
-        return []
+        waiting: dict[str, list[Running]] = {name: [] for name in candidates}
+        for gang in order:
+            waiting[gang.queue].append(gang)
+        turns = tuple(tuple(gang.uid for gang in gangs) for gangs in waiting.values())
+        if turns not in known:  # only the order within each queue matters
+            known[turns] = _search(world, ask, waiting)
+        return known[turns]
 
     def in_order(gangs: Iterable[Running]) -> list[Victim]:
         return search(sorted(gangs, key=lambda gang: victim_order(gang, ask.queue)))
 
     return cheapest(world, ask, everybody, peers=in_order, search=search, borrowing=True)
+
+
+def _search(world: Field, ask: Ask, waiting: Mapping[str, Sequence[Running]]) -> list[Victim]:
+    """Take each queue's gangs in the given order; if disruption budgets keep some out in vain, beyond these for a moment."""
+    for heed in (True, False):
+        in_turn = {name: list(gangs) for name, gangs in waiting.items() if gangs}
+        found = (one := _FairSearch(world, ask, in_turn, heed=heed)).run()
+        if found or not one.trial.passed_over:
+            return found
+    return []
 
 
 class _FairSearch:
@@ -50,17 +62,48 @@ class _FairSearch:
 
     def run(self) -> list[Victim]:
         """Return the victims, or none; the last are given back first, for the first were the least fair's."""
+        with self._counted():
+            try:
+                return self.trial.give_back(list(self.trial.taken.values())[-2::-1]) if self._first() else []
+            finally:
+                self.trial.close()
+
+    def anybody_first(self, candidates: Mapping[str, Sequence[Running]]) -> bool:
+        """Tell whether anybody may be taken while nobody is; else no order of taking finds anything."""
+        first, *more = self.world.fair
+        with self._counted():
+            entitled = self._entitled
+            for name, gangs in candidates.items():
+                node = self.world.tree.nodes[name]
+                if gangs and (node is self.home or entitled):
+                    return True
+                if not gangs or node.children:  # who has queues below is not taken from
+                    continue
+                mine, theirs = self._shares(node)
+                if (more and mine.key < theirs.key) or any(
+                    self._allows(first, mine, theirs, node, part) for gang in gangs for part in (gang, *pieces(gang))
+                ):
+                    return True
+        return False
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Have shares be those with the newcomer running, for the time of the block."""
         tree, ask = self.world.tree, self.ask
-        tree.add(ask.queue, ask.usage)  # shares are those with the newcomer running
+        tree.add(ask.queue, ask.usage)
         try:
-            return self.trial.give_back(list(self.trial.taken.values())[-2::-1]) if self._first() else []
+            yield
         finally:
-            self.trial.close()
             tree.remove(ask.queue, ask.usage)
+
+    @property
+    def _entitled(self) -> bool:
+        """Tell whether the newcomer's queue uses no more than its own of what is contested, the newcomer counted."""
+        return self.home.within(self.ask.contested)
 
     def _first(self) -> bool:
         first, *more = self.world.fair
-        entitled = self.home.within(self.ask.contested)
+        entitled = self._entitled
         refused: dict[str, list[Running]] = {}
         for node in self._targets():
             gangs = self.waiting[node.name]

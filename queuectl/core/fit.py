@@ -393,17 +393,16 @@ def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
 
 def _closed(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
     """Say how many more nodes it could use if they were not closed; and of those that are avoided, which and why."""
-    closed = fleet.closed(flavor, role.constraints)
-    silent = [node for node in closed if not node.ready and not node.avoided]
-    cordoned = [node for node in closed if node.ready and node.unschedulable and not node.avoided]
-    nodes = [node for node in closed if node.avoided]
-    for those, what in ((silent, "not Ready"), (cordoned, "cordoned")):
-        if those:
-            are = "is" if len(those) == 1 else "are"
-            yield f"{counted(len(those), 'node')} that it could use {are} {what}: {listed([node.name for node in those])}"
-    if nodes:
-        told = listed([f"{node.name} ({node.avoided.rstrip('.')})" for node in nodes])
-        yield f"{counted(len(nodes), 'node')} that it could use {'is' if len(nodes) == 1 else 'are'} avoided: {told}"
+    told: dict[str, list[str]] = {"not Ready": [], "cordoned": [], "avoided": []}
+    for node in fleet.closed(flavor, role.constraints):
+        if node.avoided:
+            told["avoided"].append(f"{node.name} ({node.avoided.rstrip('.')})")
+        else:
+            told["cordoned" if node.ready else "not Ready"].append(node.name)
+    for what, nodes in told.items():
+        if nodes:
+            are = "is" if len(nodes) == 1 else "are"
+            yield f"{counted(len(nodes), 'node')} that it could use {are} {what}: {listed(nodes)}"
 
 
 def _unsuited(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:

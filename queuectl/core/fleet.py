@@ -334,8 +334,8 @@ class Fleet:
         if not self._closed:
             return []
         mask = self.mask(flavor, replace(constraints, closed=True, until=0.0))
-        rows = ((self._rows[name], name) for name in sorted(self._closed))
-        return [node for row, _ in rows if mask[row] and (node := self._nodes[row])]
+        rows = map(self._rows.__getitem__, sorted(self._closed))
+        return [node for row in rows if mask[row] and (node := self._nodes[row])]
 
     def offers(self, mask: Mask, resource: str) -> bool:
         """Tell whether any of the nodes in these rows has the resource for pods."""

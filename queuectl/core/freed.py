@@ -79,7 +79,8 @@ class Freed:
         if self._fleet is None or self._wanted is None:
             return []
         parts = {gang.uid: self._parts_of(gang) for gang in gangs}
-        places = _Places(self._room.matrix(), self._may, self._wanted, gangs, parts=parts, price=price)
+        free = {row: self._room.of(row).copy() for some in parts.values() for row, _, _ in some}
+        places = _Places(free, self._may, self._wanted, gangs, parts=parts, price=price)
         return places.cheapest(self._role.pods - self._total)
 
     def _change(self, gang: Running, sign: int) -> None:
@@ -108,7 +109,7 @@ class _Places:
 
     def __init__(
         self,
-        free: Matrix,
+        free: Mapping[int, Matrix],  # row → room, of all rows where the gangs are
         may: Mask,
         wanted: tuple[list[int], Matrix],
         gangs: Sequence[Running],
@@ -116,7 +117,7 @@ class _Places:
         parts: Mapping[str, list[Part]],
         price: Callable[[Running], Work],
     ) -> None:
-        self._free = free
+        self._free = dict(free)
         self._wanted = wanted
         self._parts = parts
         self._price = price
@@ -160,7 +161,7 @@ class _Places:
             cost = cost.plus(self._price(gang))
             for at, columns, amounts in self._parts[gang.uid]:
                 if at == row:
-                    self._free[row, columns] += amounts
+                    self._free[row][columns] += amounts
             gained = self._pods(row) - before
             if gained > 0:
                 break
@@ -175,7 +176,7 @@ class _Places:
         for gang in gangs:
             self._gone[gang.uid] = gang
             for row, columns, amounts in self._parts[gang.uid]:
-                self._free[row, columns] += amounts
+                self._free[row][columns] += amounts
 
     def _pods(self, row: int) -> int:
         return pods_in(self._free[row], self._wanted)

@@ -30,18 +30,20 @@ def cheapest(
 
     ``peers`` searches in the peers' order, ``search`` takes gangs in the order that it is given.
     """
+    if not gangs:
+        return []
     found = peers(gangs)
     if world.rules[ask.queue].victims is VictimChoice.LOWEST_PRIORITY:
         return found
-    pieces = [piece for gang in gangs for piece in _pieces(gang)]
-    if not found and len(pieces) > len(gangs):
-        found = peers(pieces)
+    parts = [piece for gang in gangs for piece in pieces(gang)]
+    if not found and len(parts) > len(gangs):
+        found = peers(parts)
     if world.quick:
         return found
-    found = found or _in_other_orders(world, ask, pieces, search, borrowing=borrowing)
+    found = found or _in_other_orders(world, ask, parts, search, borrowing=borrowing)
     if not found:
         return []
-    return _joined(world, ask, _least_lost(world, ask, _in_pieces(found), pieces, search), borrowing=borrowing)
+    return _joined(world, ask, _least_lost(world, ask, _in_pieces(found), parts, search), borrowing=borrowing)
 
 
 def _in_other_orders(
@@ -251,7 +253,7 @@ def _taken_in_turn(world: Field, ask: Ask, again: Running, left: Amounts, spared
 # Gangs that give up some of their pods
 
 
-def _pieces(gang: Running) -> list[Running]:
+def pieces(gang: Running) -> list[Running]:
     """Return an elastic gang in two: the pods that it can give up, and those that it can't run without."""
     part = gang.elastic
     if part is None:
@@ -275,16 +277,16 @@ def _in_pieces(victims: Iterable[Victim]) -> list[Victim]:
     return [
         victim if victim.gang.of else Victim(piece, victim.cause)
         for victim in victims
-        for piece in ([victim.gang] if victim.gang.of else _pieces(victim.gang))
+        for piece in ([victim.gang] if victim.gang.of else pieces(victim.gang))
     ]
 
 
-def _joined(world: Field, ask: Ask, pieces: Sequence[Victim], *, borrowing: bool) -> list[Victim]:
+def _joined(world: Field, ask: Ask, parts: Sequence[Victim], *, borrowing: bool) -> list[Victim]:
     """Return victims under their own uids. Who can't keep what it needs goes whole, and no pod is taken in vain."""
-    whole = {v.gang.of.uid for v in pieces if v.gang.of and not v.gang.gives_up}
+    whole = {v.gang.of.uid for v in parts if v.gang.of and not v.gang.gives_up}
     trial = Trial(world, ask, borrowing=borrowing)
     try:
-        for victim in pieces:
+        for victim in parts:
             if victim.gang.of is None or victim.gang.of.uid not in whole:
                 trial.take(victim)
             elif not victim.gang.gives_up:
@@ -306,7 +308,7 @@ def _joined(world: Field, ask: Ask, pieces: Sequence[Victim], *, borrowing: bool
 
 def _take_piece(trial: Trial, victim: Victim) -> None:
     """Have a gang that goes whole give up no more than it can do without, if that is enough."""
-    piece = Victim(_pieces(victim.gang)[0], victim.cause)
+    piece = Victim(pieces(victim.gang)[0], victim.cause)
     trial.put_back(victim)
     trial.take(piece)
     if not trial.fits():

@@ -106,7 +106,7 @@ def requested(roles: Sequence[Role]) -> dict[str, int]:
 
 def limited(queue: Queue) -> bool:
     """Tell whether the queue has any limit."""
-    return queue.max_running is not None or queue.per_user != Cap() or queue.per_namespace != Cap()
+    return queue.max_running is not None or bool(queue.per_user or queue.per_namespace)
 
 
 def particular(queue: Queue) -> bool:
@@ -159,5 +159,5 @@ def _limits(queue: Queue, namespace: str, user: str) -> Iterator[_Limit]:
         ("perNamespace.", namespace, f"of namespace {namespace}", queue.per_namespace),
     )
     for prefix, who, whose, cap in given:
-        if cap != Cap():
+        if cap:
             yield _Limit((queue.name, prefix, who), prefix, whose, cap)

@@ -207,6 +207,7 @@ class _Search:
         self.shared_groups = groups_of(self.queue.quotas)
         self.wanted: list[Wanted] = []  # of the roles that are being tried
         self.taken = taken
+        self.anybody: dict[tuple[frozenset[Cell], bool, bool], bool] = {}  # whether others could give way
         self.wakes: set[float] = set()  # when time limits end that keep others from giving way
         self.shielded = False  # whether anything does that time or a budget can end
         if snapshot.fleet is not None:
@@ -281,6 +282,8 @@ class _Search:
             if chosen <= spent or self.snapshot.policy.one_head:  # Kueue's cycle looks at one choice only
                 break
             spent |= chosen
+            if self._none_left(spent):
+                break
             assignment = self._assign(roles, spent)
         yield from (one for one, wait in shorts if wait.reason is Reason.WAITING_FOR_NODES)
 
@@ -402,8 +405,8 @@ class _Search:
         """Tell how an amount could be had if others were gone, nodes aside; ``may``: not only those who go anyway."""
         if not may and not self.snapshot.going:
             return Way(Mode.NOBODY)
-        field = self._field()
-        victims = find_victims(field, self._ask({cell: amount}, frozenset({cell}), preempts=may))
+        field, ask = self._field(), self._ask({cell: amount}, frozenset({cell}), preempts=may)
+        victims = find_victims(field, ask) if self._anybody(ask) else []
         self._mind(field)
         if not victims:
             return Way(Mode.NOBODY, height_that_fits(self.node, cell, amount)[0])
@@ -420,6 +423,10 @@ class _Search:
         """Return victims, and who was passed over for a shield."""
         if not self.snapshot.going and not self._may_take:
             return [], {}
+        everywhere = self._ask(assignment.usage, frozenset(assignment.usage), preempts=preempts)
+        if not self._anybody(everywhere, blind=blind):
+            self._mind(self._field())
+            return [], {}
         # Where quota lacks one resource, nodes may lack another.
         on_nodes = not assignment.contested or isinstance(self._place(roles, assignment, ()), fit.Short)
         contested = frozenset(assignment.usage if on_nodes else assignment.contested)
@@ -429,6 +436,13 @@ class _Search:
         victims = find_victims(field, self._ask(assignment.usage, contested, preempts=preempts))
         self._mind(field)
         return victims, field.shielded
+
+    def _anybody(self, ask: Ask, *, blind: bool = False) -> bool:
+        """Tell whether anybody is there who uses what is contested and goes, may be taken or is shielded."""
+        key = (ask.contested, ask.preempts, blind)
+        if key not in self.anybody:
+            self.anybody[key] = bool(self.snapshot.going) or self._field(blind=blind).has_candidates(ask)
+        return self.anybody[key]
 
     @property
     def _by_rules(self) -> bool:

@@ -132,6 +132,9 @@ class _Nothing:
         return sorted(gangs, key=price)
 
 
+_NEVER, _LOWER = (Within.NEVER, Reclaim.NEVER), (Within.LOWER_PRIORITY, Reclaim.LOWER_PRIORITY)
+
+
 @dataclass(frozen=True)
 class Field:
     """All that a search looks at; usage in ``tree`` includes that of every running gang."""
@@ -159,10 +162,10 @@ class Field:
 
     def candidates(self, queue: str, ask: Ask, rule: Within | Reclaim) -> list[Running]:
         """Return who of a queue may be taken by the rule, does not go anyway and uses what is contested."""
-        if rule in {Within.NEVER, Reclaim.NEVER}:
+        if rule in _NEVER:
             return []
         there = self.running.get(queue, ())
-        if rule in {Within.LOWER_PRIORITY, Reclaim.LOWER_PRIORITY}:  # once more, since most are out by that
+        if rule in _LOWER:  # once more, since most are out by that
             there = [gang for gang in there if gang.priority < ask.priority]
         return [
             gang
@@ -173,6 +176,15 @@ class Field:
             and _uses(gang, ask.contested)
             and self._is_open(gang, ask)
         ]
+
+    def has_candidates(self, ask: Ask) -> bool:
+        """Tell whether anybody in the tree of queues uses what is contested and may be taken, or is shielded."""
+        rules = self.rules[ask.queue]
+        for node in self.tree.nodes[ask.queue].root.subtrees():
+            rule = rules.within_queue if node.name == ask.queue else rules.reclaim
+            if self.candidates(node.name, ask, rule) or self.shielded:
+                return True
+        return False
 
     def protected_until(self, gang: Running) -> float | None:
         """Return until when its queue lets the gang run at least; None when it has.

@@ -117,11 +117,14 @@ class Snapshot:
     @cached_property
     def going(self) -> list[Running]:
         """Those of the running who are on their way out anyway."""
-        return [gang for gangs in self.running.values() for gang in gangs if gang.goes]
+        return [gang for gangs in self.running.values() for gang in gangs if gang.evicting and gang.goes]
 
     def leaving(self, back: Mapping[str, TakeBack]) -> Self:
-        """Return a copy with these workloads on their way out, or with the parts that they give up."""
-        view = self.copy()
+        """Return it with these workloads on their way out, or with the parts that they give up.
+
+        A copy in which gangs can be assumed, which holds as long as nothing changes here.
+        """
+        view = self._copy(self.tree.view(), self.later.view())
         if not back:
             return view
         running: dict[str, list[Running]] = {}
@@ -157,15 +160,11 @@ class Snapshot:
 
     def copy(self) -> Self:
         """Return a snapshot in which gangs can be assumed."""
+        return self._copy(self.tree.copy(), self.later.copy())
+
+    def _copy(self, tree: Tree, later: Tree) -> Self:
         fleet = self.fleet.snapshot() if self.fleet else None
-        return replace(
-            self,
-            fleet=fleet,
-            tree=self.tree.copy(),
-            later=self.later.copy(),
-            held=self.held.copy(),
-            budgets=self.budgets.copy(),
-        )
+        return replace(self, fleet=fleet, tree=tree, later=later, held=self.held.copy(), budgets=self.budgets.copy())
 
     def fits_later(self, gang: Gang, usage: Amounts) -> bool:
         """Tell whether the gang's queue may use that much more, without borrowing if the gang does not."""

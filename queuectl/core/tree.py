@@ -8,12 +8,13 @@ The rules are those of Kueue's cohorts (KEP-79 hierarchical cohorts, KEP-1714 fa
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from queuectl.model.objects import Queue
 from queuectl.model.policy import Amounts, Cell, Quota
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Share:
     """How much of what its parent can lend a node has borrowed, for its weight; larger is less fair.
 
@@ -29,7 +30,7 @@ class Share:
         """Tell whether the node uses more than its subtree's quota of anything."""
         return bool(self.cells)
 
-    @property
+    @cached_property
     def key(self) -> tuple[bool, Fraction]:
         """Return what shares are compared by."""
         if not self.borrowed:
@@ -46,7 +47,7 @@ class Share:
 class Node:
     """A queue in the tree. Made by ``Tree``."""
 
-    __slots__ = ("children", "name", "parent", "quotas", "subtree", "usage", "weight")
+    __slots__ = ("_lendable", "_share", "children", "name", "parent", "quotas", "subtree", "usage", "weight")
 
     def __init__(self, name: str, quotas: Mapping[Cell, Quota], weight: Fraction) -> None:
         """Make a node without relatives."""
@@ -57,6 +58,8 @@ class Node:
         self.children: list[Node] = []
         self.subtree: dict[Cell, int] = {}  # own nominal and what the children lend
         self.usage: dict[Cell, int] = {}  # own, and what the children use beyond what they keep
+        self._share: Share | None = None  # kept until usage changes
+        self._lendable: dict[str, int] = {}  # kept for good, as quotas are
 
     def __repr__(self) -> str:
         """Return the name."""
@@ -151,6 +154,7 @@ class Node:
         """Count usage here and, beyond what is kept, above."""
         beyond = amount - self.kept_free(cell)
         self.usage[cell] = self.usage.get(cell, 0) + amount
+        self._share = None
         if self.parent is not None and beyond > 0:
             self.parent.add(cell, beyond)
 
@@ -158,6 +162,7 @@ class Node:
         """Stop counting usage here and above."""
         beyond = self.usage.get(cell, 0) - self.kept(cell)
         self.usage[cell] = self.usage.get(cell, 0) - amount
+        self._share = None
         if self.parent is not None and beyond > 0:
             self.parent.remove(cell, min(amount, beyond))
 
@@ -180,28 +185,31 @@ class Node:
         used = (Fraction(self.usage.get(cell, 0), amount) if amount else Fraction(1) for cell, amount in owned.items())
         return min(max(used, default=Fraction(0)), Fraction(1))
 
-    def share(self, usage: Mapping[Cell, int | Fraction] | None = None) -> Share:
-        """Return the node's weighted dominant share, or what it would be if it used something else.
+    def lendable(self, resource: str) -> int:
+        """Return how much of a resource, of all flavors, could be used here if nothing else were used in the tree."""
+        if resource not in self._lendable:
+            self._lendable[resource] = sum(self.capacity(cell) for cell in self.root.subtree if cell[1] == resource)
+        return self._lendable[resource]
 
-        A root, which borrows from nobody, has none.
-        """
+    def share(self) -> Share:
+        """Return the node's weighted dominant share. A root, which borrows from nobody, has none."""
+        if self._share is None:
+            self._share = self.share_of(self.usage)
+        return self._share
+
+    def share_of(self, usage: Mapping[Cell, int | Fraction]) -> Share:
+        """Return the share that the node would have if it used so much."""
         if self.parent is None:
             return Share(Fraction(0), self.weight)
-        used: Mapping[Cell, int | Fraction] = self.usage if usage is None else usage
         borrowed: dict[str, int | Fraction] = {}
         cells = set()
-        for cell, amount in used.items():
+        for cell, amount in usage.items():
             over = amount - self.subtree.get(cell, 0)
             if over > 0:
                 borrowed[cell[1]] = borrowed.get(cell[1], 0) + over
                 cells.add(cell)
-        if not cells:
-            return Share(Fraction(0), self.weight)
-        lendable: dict[str, int] = {}
-        for cell in self.root.subtree:
-            if cell[1] in borrowed:
-                lendable[cell[1]] = lendable.get(cell[1], 0) + self.parent.capacity(cell)
-        ratios = (Fraction(over, lendable[r]) for r, over in borrowed.items() if lendable.get(r, 0) > 0)
+        lendable = {resource: self.parent.lendable(resource) for resource in borrowed}
+        ratios = (Fraction(over, lendable[r]) for r, over in borrowed.items() if lendable[r] > 0)
         return Share(max(ratios, default=Fraction(0)), self.weight, frozenset(cells))
 
     def height(self) -> int:
@@ -212,48 +220,77 @@ class Node:
 _NONE = Quota()
 
 
+class _Twins(Mapping[str, Node]):
+    """Copies of nodes, made when one of their tree is first asked for: most cycles look into few of many trees."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self._nodes = nodes
+        self._made: dict[str, Node] = {}
+
+    def __getitem__(self, name: str) -> Node:
+        if name not in self._made:
+            self._copy(self._nodes[name].root, None)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._nodes
+
+    def _copy(self, node: Node, parent: Node | None) -> Node:
+        twin = self._made[node.name] = Node(node.name, node.quotas, node.weight)
+        twin.parent, twin.subtree, twin.usage = parent, node.subtree, dict(node.usage)
+        twin.children = [self._copy(child, twin) for child in node.children]
+        return twin
+
+
 class Tree:
     """All queues with their usage. Names of parents that do not exist count as no parent."""
 
     def __init__(self, queues: Iterable[tuple[str, str, Mapping[Cell, Quota], Fraction]]) -> None:
         """Build from (name, parent or "", quotas, weight); the parents must not form a cycle."""
-        self.nodes: dict[str, Node] = {}
-        self.told: dict[
-            tuple[str, Cell, type], str
-        ] = {}  # which queues or gangs use what, in words, until that changes
+        nodes: dict[str, Node] = {}
+        self.nodes: Mapping[str, Node] = nodes
+        # Which queues or gangs use what, in words, until that changes.
+        self.told: dict[tuple[str, Cell, type], str] = {}
         parents: dict[str, str] = {}
         for name, parent, quotas, weight in queues:
-            self.nodes[name] = Node(name, quotas, weight)
+            nodes[name] = Node(name, quotas, weight)
             parents[name] = parent
         for name, parent in parents.items():
-            if parent in self.nodes:
-                self.nodes[name].parent = self.nodes[parent]
-                self.nodes[parent].children.append(self.nodes[name])
-        for node in self.nodes.values():
+            if parent in nodes:
+                nodes[name].parent = nodes[parent]
+                nodes[parent].children.append(nodes[name])
+        for node in nodes.values():
             if node.parent is None:
                 _sum_up(node)
+        self.tops = {name: node.root.name for name, node in nodes.items()}  # of the queues' trees
 
     @classmethod
     def of(cls, queues: Iterable[Queue], cut: Collection[str] = ()) -> "Tree":
         """Build from queues; those in ``cut``, whose parents form a cycle, stand alone."""
         return cls((q.name, "" if q.name in cut else q.parent, q.quotas, q.weight) for q in queues)
 
-    def copy(self) -> "Tree":
-        """Return a tree of the same queues whose usage can be changed."""
+    def view(self) -> "Tree":
+        """Return a tree of the same queues whose usage can be changed. It holds as long as nothing changes here."""
         other = object.__new__(Tree)
-        other.nodes, other.told = {}, {}
-        for name, node in self.nodes.items():
-            twin = other.nodes[name] = Node(name, node.quotas, node.weight)
-            twin.subtree, twin.usage = node.subtree, dict(node.usage)
-        for name, node in self.nodes.items():
-            if node.parent is not None:
-                other.nodes[name].parent = other.nodes[node.parent.name]
-                other.nodes[node.parent.name].children.append(other.nodes[name])
+        other.nodes, other.told, other.tops = _Twins(self.nodes), {}, self.tops
+        return other
+
+    def copy(self) -> "Tree":
+        """Return such a tree for good."""
+        other = self.view()
+        other.nodes = dict(other.nodes)
         return other
 
     def grow(self, queue: str) -> None:
         """Add a queue without quota, for one that is gone and still used."""
-        self.nodes[queue] = Node(queue, {}, Fraction(1))
+        self.nodes = {**self.nodes, queue: Node(queue, {}, Fraction(1))}
+        self.tops = {**self.tops, queue: queue}
 
     def add(self, queue: str, amounts: Amounts) -> None:
         """Count a workload's usage."""

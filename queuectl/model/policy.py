@@ -114,3 +114,7 @@ class Cap:
 
     max_running: int | None = None  # gangs
     max_resources: tuple[tuple[str, int], ...] = ()  # resource, amount over all flavors
+
+    def __bool__(self) -> bool:
+        """Tell whether it limits anything."""
+        return self.max_running is not None or bool(self.max_resources)

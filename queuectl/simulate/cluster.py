@@ -297,7 +297,7 @@ class Cluster:
     def _turn(self, verb: str, name: str, now: float = 0.0) -> bool:
         before = self._nodes.get(name)
         was_silent = name in self._silent
-        if verb in {"node_down", "node_up"}:
+        if verb in {"node_down", "node_up"}:  # whatever else is done to it, nothing is heard of it
             self._silent.discard(name)
         if verb == "node_down":
             after = self._nodes.pop(name, None) and None

@@ -16,6 +16,9 @@ from queuectl.model.objects import Job, Place, Pod
 from queuectl.model.plan import Placement, PodKey, Portion, Repair
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.suspects import Healing, Offence
+from queuectl.simulate.clockwork import run
+from queuectl.simulate.form import GPU, read
+from queuectl.simulate.verdict import differences
 from tests.support.builders import gang, requests, role
 
 NOW = 1000.0
@@ -250,3 +253,19 @@ def test_nothing_when_it_goes_for_others_or_comes_to_its_end() -> None:
     told = view(leave=why(Reason.NODE_MAINTENANCE, node="n1", problem="driver upgrade"))
     assert ends(told) is not None
     assert blamed(told) == []
+
+
+def test_in_a_scenario_a_silent_node_that_is_cordoned_meanwhile_comes_back_too() -> None:
+    scenario = read(
+        {
+            "nodes": [{"name": "n", "gpus": 2}],
+            "queues": [{"name": "q", "quotas": [{"flavor": "default", "resource": GPU, "nominal": 2}]}],
+            "jobs": [{"name": "j", "queue": "q", "gpus": 2, "at": 5}],
+            "events": [
+                {"at": at, verb: "n"} for at, verb in enumerate(("nodeSilent", "cordon", "uncordon"), start=1)
+            ] + [{"at": 10, "nodeUp": "n"}],
+            "want": [{"at": 9, "pending": ["j"]}, {"at": 11, "running": ["j"]}],
+            "until": 20,
+        }
+    )  # fmt: skip
+    assert differences(scenario, run(scenario)) == []

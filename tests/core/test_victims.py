@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queuectl.core import preemption
-from queuectl.model.policy import VictimChoice
+from queuectl.model.policy import FairRule, VictimChoice
 from queuectl.model.work import Work
 from queuectl.simulate.clockwork import PREEMPTED, run
 from queuectl.simulate.form import GPU, read
@@ -81,6 +81,23 @@ def test_where_an_allowed_set_makes_room_one_is_found_nearly_always(
         found += bool(victims)
         missed += not victims and case.least(losses(case)) is not None
     assert found > 60
+    assert missed <= found // 100
+
+
+@pytest.mark.parametrize("rules", [(FairRule.FINAL, FairRule.INITIAL), (FairRule.FINAL,), (FairRule.INITIAL,)])
+def test_with_fair_sharing_one_that_may_be_taken_and_makes_room_alone_is_found_nearly_always(
+    rules: tuple[FairRule, ...],
+) -> None:
+    """Others may go first, until shares forbid to take that one."""
+    found = missed = 0
+    for seed in range(800):
+        case = fair(draw(random.Random(seed), alike=seed % 5 == 0, crowded=seed % 3 == 0, lent=seed % 2 == 0), rules)
+        everybody = [one for gangs in case.snapshot.running.values() for one in gangs]
+        alone = [one for one in everybody if case.may_be_first(one) and case.makes_room([one], at_home=False)]
+        if alone and not case.makes_room([], at_home=False):
+            found += 1
+            missed += not case.victims(LEAST)
+    assert found > 100
     assert missed <= found // 100
 
 

@@ -43,8 +43,7 @@ class Case:
         """Tell whether the newcomer fits without these; ``at_home``: within what its queue owns."""
         at_home = self.at_home if at_home is None else at_home
         snapshot = self.snapshot.copy()
-        usage = {CELL: sum(part.pods * dict(part.requests)[GPU] for part in self.newcomer.roles)}
-        newcomer = self.newcomer
+        usage, newcomer = self._usage, self.newcomer
         freed = Freed(
             snapshot, newcomer.queue, usage, newcomer.roles, flavors=self._flavors(), together=newcomer.together
         )
@@ -79,6 +78,18 @@ class Case:
                 best = cost
         return best
 
+    def may_be_first(self, one: Running) -> bool:
+        """Tell whether one of the candidates may be taken, by fair sharing, while all others are there."""
+        usage, tree = self._usage, self.snapshot.later.copy()
+        home, theirs = tree.nodes["a"], tree.nodes["b"]
+        if one.queue == "a" or not theirs.borrows_with(CELL):
+            return one.queue == "a" and self._may_take(one)
+        tree.add("a", usage)
+        mine, before = home.share().key, theirs.share().key
+        tree.remove("b", one.usage)
+        allows = {FairRule.INITIAL: mine < before, FairRule.FINAL: mine <= theirs.share().key}
+        return not home.borrows_with(CELL) or any(allows[rule] for rule in self.snapshot.policy.fair_sharing)
+
     def within_budgets(self, gone: list[Running]) -> bool:
         """Tell whether disruption budgets allow that all of these go."""
         pods = Counter[str]()
@@ -104,6 +115,10 @@ class Case:
         used, own = node.usage.get(CELL, 0), node.quota(CELL).nominal
         gone = sum(one.usage[CELL] for one in theirs)
         return any(used - gone + last.usage[CELL] > own for last in theirs)
+
+    @property
+    def _usage(self) -> dict[tuple[str, str], int]:
+        return {CELL: sum(part.pods * dict(part.requests)[GPU] for part in self.newcomer.roles)}
 
     def _flavors(self) -> dict[str, Flavor]:
         return {part.name: self.snapshot.flavors["any"] for part in self.newcomer.roles}
@@ -134,13 +149,14 @@ def draw(
     crowded: bool = False,
     budgets: bool = False,
     lasted: int = 5000,
+    lent: bool = False,
 ) -> Case:
     """Return a case with up to ``most`` running gangs, for ``lasted`` seconds at most.
 
     ``alike``: of one priority, and of queues without history. ``history``: some have given way before.
 
     ``crowded``: most are of the other queue, and the newcomer wants whole nodes or half ones. ``budgets``: two
-    disruption budgets cover about half of them each.
+    disruption budgets cover about half of them each. ``lent``: both queues own little and borrow the rest.
     """
     nodes = [node(f"n{i}", gpu=dice.choice((4, 8))) for i in range(dice.randint(1, 4))]
     cluster = fleet(nodes)
@@ -174,8 +190,9 @@ def draw(
     everything = sum(one.allocatable[GPU] for one in nodes)
     own = dice.choice((everything, everything, dice.randint(0, everything)))  # or nodes alone are short
     theirs = dice.randint(0, used["b"])
+    own, theirs = (own // 4, theirs // 4) if lent else (own, theirs)
     queues = {
-        "top": Queue("top"),
+        "top": Queue("top", quotas={CELL: Quota(everything - own - theirs)} if lent else {}),
         "a": Queue("a", "top", quotas={CELL: Quota(own)}, preemption=RULES),
         "b": Queue("b", "top", quotas={CELL: Quota(theirs)}, preemption=RULES),
     }
@@ -204,11 +221,9 @@ def draw(
     )
 
 
-def fair(case: Case) -> Case:
+def fair(case: Case, rules: tuple[FairRule, ...] = (FairRule.FINAL, FairRule.INITIAL)) -> Case:
     """Return the case under fair sharing."""
-    return replace(
-        case, snapshot=replace(case.snapshot, policy=Policy(fair_sharing=(FairRule.FINAL, FairRule.INITIAL)))
-    )
+    return replace(case, snapshot=replace(case.snapshot, policy=Policy(fair_sharing=rules)))
 
 
 def _place(dice: random.Random, free: dict[str, int]) -> tuple[Placement, ...]:
