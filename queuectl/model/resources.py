@@ -1,6 +1,6 @@
 """Resource amounts as plain integers.
 
-An amount is an ``int``: thousandths for ``cpu``, bytes for memory-like resources, 21,000ths for cards of GPUs
+An amount is an ``int``: thousandths for ``cpu``, bytes for memory-like resources, 72,072,000ths for cards of GPUs
 (``queuectl.dev/gpu``), units for the rest.
 Fractions are rounded up, as kube-scheduler does, so that no request is ever counted too small.
 """
@@ -27,7 +27,7 @@ _SUFFIX = {
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
 CARDS = "queuectl.dev/gpu"  # cards of GPUs, and parts of them: what a quota may count; no node offers it
-CARD = 21_000  # amounts of it that make a card: thousandths, thirds and sevenths are exact
+CARD = 72_072_000  # amounts of it that make a card: thousandths and all parts down to sixteenths are exact
 MIG = "nvidia.com/mig-"
 # What one pod of a node has for itself: every node has this much of each host port, and of being apart from others.
 ALONE = 2**20

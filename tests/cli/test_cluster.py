@@ -10,6 +10,7 @@ from queuectl.cli.errors import Exit
 from queuectl.model.devices import Allocated, DeviceClaim, Listed, Slice
 from queuectl.model.maintenance import Maintenance, NodePhase, NodeState
 from queuectl.model.objects import DeviceKind, Flavor
+from queuectl.model.resources import CARD
 from tests.support.builders import node
 from tests.support.commands import Commands
 from tests.support.stage import GPU, Stage
@@ -76,7 +77,7 @@ async def test_nodes_show_who_holds_their_gpus(live: Stage, staged: Commands) ->
 
 
 def test_wide_nodes_tell_what_their_gpus_are_and_what_can_t_be_right() -> None:
-    flavors = [Flavor("own", (("pool", "own"),), gpu_model="T4", gpus=(("example.com/t4", 21_000),)), Flavor("any")]
+    flavors = [Flavor("own", (("pool", "own"),), gpu_model="T4", gpus=(("example.com/t4", CARD),)), Flavor("any")]
     labels = {
         "pool": "own", "nvidia.com/gpu.product": "Tesla-T4-SHARED", "nvidia.com/gpu.count": "2",
         "nvidia.com/gpu.replicas": "4", "nvidia.com/gpu.sharing-strategy": "mps",

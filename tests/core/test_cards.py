@@ -260,10 +260,12 @@ def test_what_is_charged_is_what_is_placed_and_never_more_than_the_quota(
     assert sum(admission.quota["any", CARDS] for admission in found.admissions) <= quota
 
 
-def test_parts_that_do_not_come_out_even_are_never_counted_too_small() -> None:
-    """As the admin's page says: of 16 replicas a quota of 1 holds 15, and one of 1.001 all."""
-    known = flavor(gpus={GPU: -(-CARD // 16)})
-    waiting = [gang(f"g{i:02}", role(gpu=1, **AGREES)) for i in range(17)]
-    for cards_, fit in (("1", 15), ("1.001", 16)):
-        found = decided(*waiting, nodes=[node("n", gpu=32)], queues=owning(cards_), flavors=[known])
-        assert len(started(found)) == fit
+@pytest.mark.parametrize(("parts", "quota", "fit"), [(16, "1", 16), (32, "0.5", 16), (17, "1", 16), (17, "1.001", 17)])
+def test_parts_are_exact_down_to_sixteenths_and_others_never_counted_too_small(
+    parts: int, quota: str, fit: int
+) -> None:
+    """As the admin's page says."""
+    known = flavor(gpus={GPU: -(-CARD // parts)})
+    waiting = [gang(f"g{i:02}", role(gpu=1, **AGREES)) for i in range(18)]
+    found = decided(*waiting, nodes=[node("n", gpu=32)], queues=owning(quota), flavors=[known])
+    assert len(started(found)) == fit

@@ -48,10 +48,15 @@ def test_cpu_counts_thousandths(text: str, want: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "want"), {"1": CARD, "0.5": CARD // 2, "143m": 3003, "0.00001": 1, "1e15": MAX_AMOUNT}.items()
+    ("text", "want"),
+    {"1": CARD, "0.5": CARD // 2, "143m": 143 * CARD // 1000, "0.00000001": 1, "1e15": MAX_AMOUNT}.items(),
 )
-def test_cards_count_parts_that_sevenths_and_thousandths_both_are(text: str, want: int) -> None:
+def test_cards_count_parts_that_thousandths_are(text: str, want: int) -> None:
     assert parse_quantity(CARDS, text) == want
+
+
+def test_all_parts_of_cards_down_to_sixteenths_are_whole_numbers() -> None:
+    assert [parts for parts in (*range(1, 17), 20, 24, 32, 48, 64, 1000) if CARD % parts] == []
 
 
 @pytest.mark.parametrize(("value", "want"), [(8, 8), (0.5, 1), (1e-07, 1)])
@@ -100,7 +105,7 @@ def test_formatting_loses_nothing(resource: str, amount: int) -> None:
     [
         ("cpu", 0, "0"), ("cpu", 4000, "4"), ("cpu", 1500, "1500m"), ("memory", 0, "0"), ("memory", 64 * GI, "64Gi"),
         ("memory", 3 * 2**29, "1536Mi"), ("memory", 1000, "1000"), ("ephemeral-storage", 2**40, "1Ti"),
-        ("hugepages-1Gi", GI, "1Gi"), ("memory", 80 * 10**9, "80G"), (CARDS, 8 * CARD, "8"), (CARDS, 12_600, "0.6"),
+        ("hugepages-1Gi", GI, "1Gi"), ("memory", 80 * 10**9, "80G"), (CARDS, 8 * CARD, "8"), (CARDS, CARD * 3 // 5, "0.6"),
         (CARDS, CARD // 7, "0.143"), (CARDS, 1, "0.001"), (CARDS, 0, "0"), (GPU, 1024, "1024"), ("pods", 2**20, "1048576"),
     ],
 )  # fmt: skip

@@ -10,6 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, create_engine, make_url, text
 
+from queuectl.model.resources import CARD, MAX_AMOUNT
 from queuectl.store import migrate
 from queuectl.store.engine import StoreUnavailable, open_engine, parse_url
 from queuectl.store.tables import metadata
@@ -52,6 +53,26 @@ INSERT INTO attempt (workload_uid, number, state, generation, plan_id, epoch, qu
 VALUES ('g', 1, 'Running', 1, gen_random_uuid(), 1, 'q', '{q}', '[]', now());
 INSERT INTO step (workload_uid, attempt, step, created_at, epoch, done_at)
 SELECT 'g', 1, step, now(), 1, now() FROM unnest('{Create,Grow,Ask}'::text[]) AS step
+"""
+
+
+CARDS = """
+INSERT INTO quota_room (queue, flavor, resource, room, reserved, promised)
+VALUES ('q', 'f', 'queuectl.dev/gpu', 42000, 21000, 24000), ('q', 'f', 'nvidia.com/gpu', 2, 1, 1),
+       ('big', 'f', 'queuectl.dev/gpu', 9223372036854775807, 0, 0);
+INSERT INTO workload (uid, namespace, name, queue, priority, submitted_at, seq, state, attempt)
+VALUES ('g', 'ns', 'g', 'q', 0, now(), 1, 'Active', 1);
+INSERT INTO attempt (workload_uid, number, state, generation, plan_id, epoch, queue, charged, quota, admitted_at)
+VALUES ('g', 1, 'Running', 1, gen_random_uuid(), 1, 'q', '{q}',
+        '[["f", "nvidia.com/gpu", 1], ["f", "queuectl.dev/gpu", 21000]]', now());
+INSERT INTO reservation (workload_uid, attempt, role, flavor, node, pods, requests, cards)
+VALUES ('g', 1, 'w', 'f', 'n1', 1, '[["nvidia.com/gpu", 1]]', 21000);
+INSERT INTO freed (workload_uid, attempt, at, quota) VALUES ('g', 1, now(), '[["f", "queuectl.dev/gpu", 3000]]');
+INSERT INTO quota_version (queue, flavor, resource, to_nominal, changed_by, changed_at)
+VALUES ('q', 'f', 'queuectl.dev/gpu', 42000, 'admin', now());
+INSERT INTO event (at, kind, message, facts, epoch)
+VALUES (now(), 'PartlyDone', '', '{"freed": [["f", "queuectl.dev/gpu", 3000]], "pods": 1}', 1),
+       (now(), 'Other', '', '{}', 1)
 """
 
 
@@ -127,6 +148,48 @@ def test_what_has_been_done_is_in_nobodys_way_down(postgres: Databases) -> None:
             connection.commit()
             command.downgrade(config, "0009")
             assert connection.scalars(text("SELECT step FROM step")).all() == ["Create"]
+        engine.dispose()
+
+
+def test_cards_are_counted_more_finely_everywhere_and_so_that_nothing_overflows(postgres: Databases) -> None:
+    def amounts() -> list[object]:
+        return [
+            connection.execute(text(query)).all()
+            for query in (
+                "SELECT resource, room, reserved, promised FROM quota_room ORDER BY 1, 2",
+                "SELECT quota, leaving FROM attempt",
+                "SELECT cards, requests FROM reservation",
+                "SELECT quota FROM freed",
+                "SELECT from_nominal, to_nominal FROM quota_version",
+                "SELECT facts FROM event ORDER BY id",
+            )
+        ]
+
+    def counted(card: int, most: int) -> list[object]:
+        gpu, cards = "nvidia.com/gpu", "queuectl.dev/gpu"
+        return [
+            [(gpu, 2, 1, 1), (cards, 2 * card, card, card * 8 // 7), (cards, most, 0, 0)],
+            [([["f", gpu, 1], ["f", cards, card]], None)],
+            [(card, [[gpu, 1]])],
+            [([["f", cards, card // 7]],)],
+            [(None, 2 * card)],
+            [({"freed": [["f", cards, card // 7]], "pods": 1},), ({},)],
+        ]
+
+    with postgres.empty() as url:
+        engine = engine_of(url)
+        with engine.connect() as connection:
+            config = migrate._config(connection)
+            command.upgrade(config, "0016")
+            connection.execute(text(CARDS))
+            connection.commit()
+            before = counted(21_000, MAX_AMOUNT)
+            assert amounts() == before
+            command.upgrade(config, "0017")
+            connection.commit()
+            assert amounts() == counted(CARD, MAX_AMOUNT)
+            command.downgrade(config, "0016")
+            assert amounts() == counted(21_000, -(-MAX_AMOUNT * 21_000 // CARD))
         engine.dispose()
 
 
