@@ -48,15 +48,16 @@ async def _ask(here: "Session", name: str, limit: float | None, *, wait: bool) -
     from queuectl.kube.names import SAVE_ASKED
 
     job = await here.need(name)
-    if phase_of(job) != PhaseName.RUNNING:
-        raise CommandError(f"job {name} is {phase_of(job)}: only a running job can be asked", Exit.REFUSED)
-    rules = job["spec"].get("checkpoint")
-    if rules is None or rules["signal"] == "SigTerm":
+    phase, rules = phase_of(job), job["spec"].get("checkpoint")
+    over = phase in {PhaseName.SUCCEEDED, PhaseName.FAILED}
+    if not over and (rules is None or rules["signal"] == "SigTerm"):  # else it would wait for what never comes
         raise CommandError(
             f"job {name} can't be asked while it runs: spec.checkpoint {'is not set' if rules is None else 'has signal SigTerm'};"
             " give it signal Annotation, HTTP or Exec",
             Exit.REFUSED,
         )
+    if phase != PhaseName.RUNNING:
+        raise CommandError(f"job {name} is {phase}: only a running job can be asked", Exit.REFUSED)
     before = _last(job)
     # Later than anything that is known of it, also where this machine's clock is behind.
     known = [_unix(before["time"])] if before else []
