@@ -10,7 +10,7 @@ from queuectl.core.cycle import plan
 from queuectl.core.lifecycle import BackOff, can_go, next_move
 from queuectl.kube import decode, pods
 from queuectl.model.lifecycle import Attempt, AttemptState, Move
-from queuectl.model.objects import Pod
+from queuectl.model.objects import Namespace, Pod
 from queuectl.model.plan import Admission, Plan
 from queuectl.model.reasons import Reason
 from tests.support.builders import GPU, flavor, node, queue
@@ -29,8 +29,8 @@ def _world(*nodes: Any) -> World:
     return world
 
 
-def _submit(world: World, name: str = "llm", namespace: str = "default", **template: Any) -> None:
-    manifest = job(name, role("worker", 2, container(gpu=None, **GPU_ONLY)), namespace=namespace)
+def _submit(world: World, name: str = "llm", namespace: str = "default", *, pods: int = 2, **template: Any) -> None:
+    manifest = job(name, role("worker", pods, container(gpu=None, **GPU_ONLY)), namespace=namespace)
     manifest["spec"]["roles"][0]["template"] |= template
     manifest["metadata"] |= {"uid": name, "resourceVersion": "1", "generation": 1}
     world.on_job(None, decode.job(json.dumps(manifest).encode()).value)
@@ -125,6 +125,34 @@ def test_others_of_the_same_template_in_the_namespace_are_planned_so_at_once() -
         _submit(world, name, namespace, metadata={"labels": labels} if labels else {})
     asks = {uid: dict(one.gang.roles[0].requests).get("cpu", 0) for uid, one in world.jobs.items()}
     assert asks == {"llm": 6000, "waits": 6000, "like": 6000, "else": 0, "kind": 0}
+
+
+def test_others_of_the_same_template_are_planned_so_however_many_pods_they_have() -> None:
+    world = _world(node("a", cpu=8))
+    _submit(world)
+    _submit(world, "large", pods=3)
+    _create(world, _admit(world, _plan(world).admissions[0]), _limit_range)
+    assert [dict(one.gang.roles[0].requests)["cpu"] for one in world.jobs.values()] == [6000, 6000]
+
+
+def test_a_gang_of_which_only_some_pods_are_made_larger_is_planned_with_the_largest() -> None:
+    world = _world(node("a", cpu=8), node("b", cpu=8))
+    _submit(world)
+    overheads = iter(({"cpu": "6"}, {}))
+    _create(world, _admit(world, _plan(world).admissions[0]), lambda spec: spec.update(overhead=next(overheads)))
+    _is_over(world, "llm")
+    [admission] = _plan(world).admissions
+    assert {p.node: dict(p.requests)["cpu"] for p in admission.placements} == {"a": 6000, "b": 6000}
+
+
+def test_what_was_known_of_a_namespace_is_forgotten_with_it() -> None:
+    world = _world(node("a", cpu=8))
+    _submit(world)
+    world.on_namespace(None, Namespace("default"))
+    _create(world, _admit(world, _plan(world).admissions[0]), _limit_range)
+    world.on_namespace(Namespace("default"), None)
+    _submit(world, "later")
+    assert "cpu" not in dict(world.jobs["later"].gang.roles[0].requests)
 
 
 def test_what_a_runtime_class_adds_counts_and_its_nodes_are_heeded() -> None:
