@@ -611,12 +611,13 @@ class World:
         """Take in what a pod of ours reports, where that is new; and of one that is gated, what it is like."""
         if self.saves.read(old, pod):
             self._look_at(pod.workload)
-        if active(self.attempts, (pod.workload, pod.attempt)) is None:
+        attempt = active(self.attempts, (pod.workload, pod.attempt))
+        if attempt is None:
             return
         if pod.gated:
             self._learn(pod)
         if pod.disrupted:
-            self.suspects.on_disrupted(pod)
+            self.suspects.on_disrupted(attempt, pod)
 
     def _ended(self, workload: Workload, attempt: Attempt, now: float, lost: int) -> None:
         end = attempt.end

@@ -195,9 +195,7 @@ def _restarted(*nodes: str, least: int | None = None) -> World:
     world = _world(node("a", cpu=8), node("b", cpu=8), node("c", cpu=3))
     _submit(world, least=least)
     world.submissions(world.take_changes().submissions)
-    places = tuple(
-        Placement("worker", "any", name, 1, requests(gpu=1, cpu=6), CARD, i) for i, name in enumerate(nodes)
-    )
+    places = tuple(Placement("worker", "any", name, 1, requests(gpu=1, cpu=6), CARD, i) for i, name in enumerate(nodes))
     attempt = Attempt("llm", 1, AttemptState.RUNNING, 1, places, 0.0, running_at=0.0, quota={("any", GPU): len(nodes)})
     world.load([world.workloads["llm"]], [attempt], 1)
     for pod in _create(world, attempt, _limit_range, bound=True):
