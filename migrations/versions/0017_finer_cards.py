@@ -38,6 +38,13 @@ def _scale(by: str) -> None:
     for table, columns in QUOTAS.items():
         for column in columns:
             op.execute(f"UPDATE {table} SET {column} = {_scaled(column, by)} WHERE {_has_cards(column)}")  # noqa: S608 - constants
+    for table, end in (("attempt", '"end"'), ("workload", "last_end")):  # of who moves, for whom room is kept
+        quota, places = f"{end} #> '{{facts,quota}}'", f"{end} #> '{{facts,to}}'"
+        kept = f"coalesce({_scaled(quota, by)}, '[]')"
+        changed = (
+            f"jsonb_set(jsonb_set({end}, '{{facts,quota}}', {kept}), '{{facts,to}}', {_scaled_places(places, by)})"
+        )
+        op.execute(f"UPDATE {table} SET {end} = {changed} WHERE {end} ->> 'reason' = 'Moved'")  # noqa: S608 - constants
     freed = "facts -> 'freed'"
     op.execute(
         f"UPDATE event SET facts = jsonb_set(facts, '{{freed}}', {_scaled(freed, by)}) WHERE {_has_cards(freed)}"  # noqa: S608 - constants
@@ -52,3 +59,10 @@ def _scaled(quota: str, by: str) -> str:
     amount = f"CASE WHEN part ->> 1 = '{CARDS}' THEN to_jsonb({by.format('(part ->> 2)')}) ELSE part -> 2 END"
     parts = f"jsonb_agg(jsonb_build_array(part -> 0, part -> 1, {amount}) ORDER BY place)"
     return f"(SELECT {parts} FROM jsonb_array_elements({quota}) WITH ORDINALITY AS each (part, place))"  # noqa: S608 - constants
+
+
+def _scaled_places(places: str, by: str) -> str:
+    """Scale the cards of [[role, flavor, node, pods, requests, cards, first], ...]."""
+    part = f"jsonb_set(part, '{{5}}', to_jsonb({by.format('(part ->> 5)')}))"
+    each = f"jsonb_array_elements({places}) WITH ORDINALITY AS each (part, place)"
+    return f"coalesce((SELECT jsonb_agg({part} ORDER BY place) FROM {each}), '[]')"  # noqa: S608 - constants

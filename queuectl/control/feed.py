@@ -119,7 +119,8 @@ async def load(world: World, ledger: Ledger) -> None:
     for queue, averages in loaded.past.items():
         world.history.recall(queue, averages, now)
     world.faults.recall(loaded.readings, loaded.workloads)
-    world.load(loaded.workloads, [asked_anew(attempt, now) for attempt in loaded.attempts], loaded.max_seq)
+    attempts = [asked_anew(one, world.jobs.get(one.uid), world.pods.get(one.key, {}), now) for one in loaded.attempts]
+    world.load(loaded.workloads, attempts, loaded.max_seq)
     world.suspects.load(loaded.offences)
     world.nodes.judge_suspects(now)  # what comes of it was told when it was new
     world.nodes.judge_faults(now)

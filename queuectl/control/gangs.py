@@ -6,7 +6,7 @@ from math import inf
 
 from queuectl.control.nodes import Nodes
 from queuectl.control.pods import Pods
-from queuectl.core.elastic import last, pods_of, spare
+from queuectl.core.elastic import as_reserved, last, pods_of, spare
 from queuectl.core.lifecycle import Loss, all_ready
 from queuectl.core.snapshot import Broken, Elastic
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload, WorkloadState, active
@@ -157,14 +157,17 @@ class Gangs:
                 continue
             failed = attempt.shrunk is not None and attempt.shrunk.reason is Reason.GROWTH_FAILED
             if not failed and not job.gang.alternatives:
-                found.append(Elastic(self.of(uid), attempt.whole, _over_at(attempt, job)))
+                gang = self.of(uid)
+                gang = gang.but(roles=as_reserved(gang.roles, attempt.placements))
+                found.append(Elastic(gang, attempt.whole, _over_at(attempt, job)))
         return found
 
     def broken(self, uid: str, loss: Loss, now: float) -> Broken:
         """Return a gang that has lost pods. ``now``: Unix seconds."""
         attempt, job, gang = self._attempts[uid], self._jobs[uid], self.of(uid)
         pods, places = pods_of(attempt.placements), self._nodes.places(attempt, job)
-        roles = tuple(replace(role, pods=pods[role.name]) for role in gang.roles if role.name in pods)
+        roles = as_reserved((role for role in gang.roles if role.name in pods), attempt.placements)
+        roles = tuple(replace(role, pods=pods[role.name]) for role in roles)
         good = frozenset(node for node, place in places.items() if place is Place.GOOD)
         closed = frozenset(node for node, place in places.items() if place in {Place.CLOSED, Place.GONE})
         until, starts_by = _over_at(attempt, job), now + gang.lifetime.start

@@ -184,6 +184,8 @@ class Holdings:
         nodes, left = {p.node for p in now}, {p.node for p in before}
         for node in left - nodes:
             self._on[node].discard(uid)
+            if not self._on[node]:
+                del self._on[node]
         for node in nodes - left:
             self._on.setdefault(node, set()).add(uid)
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from math import inf
 
 from queuectl.control.avoided import Avoidance
+from queuectl.core.elastic import keys
 from queuectl.core.healing import patience
 from queuectl.core.nominate import clock
 from queuectl.core.suspects import BY_KUBELET, REMEMBERED, avoided, key, repeats, suspicions
-from queuectl.model.lifecycle import Attempt
+from queuectl.model.lifecycle import Attempt, AttemptKey, AttemptState
 from queuectl.model.objects import Flavor, Node, Pod
 from queuectl.model.reasons import Reason, Why, why
 from queuectl.model.suspects import Healing, Offence, Suspicion
@@ -34,9 +35,7 @@ class Suspects:
     def __init__(self, healing: Healing) -> None:
         """Start with none."""
         self._healing = healing
-        self.struck: dict[
-            tuple[str, int], Why
-        ] = {}  # what nodes have done to pods of active attempts; the first counts
+        self.struck: dict[AttemptKey, Why] = {}  # what nodes have done to pods of active attempts; the first counts
         self.unready: dict[str, float] = {}  # node → Unix seconds, since when it is not ready
         self._known: list[Offence] = []
         self._last: dict[tuple[object, ...], Offence] = {}  # of each key, the new ones among them
@@ -76,16 +75,26 @@ class Suspects:
             self._forgive(name, node.forgiven_at)
 
     def compare(self, attempt: Attempt, node: Node | None) -> None:
-        """Take in a node of an active attempt. If it is younger than what runs there, there was another of its name."""
-        since = inf if attempt.running_at is None else max(attempt.running_at, attempt.growing_at or 0.0)
-        if node is not None and node.created_at > since:
-            self.struck.setdefault((attempt.uid, attempt.number), why(Reason.NODE_REPLACED, node=node.name))
+        """Take in a node of an active attempt. If it is younger than what runs there, there was another of its name.
 
-    def on_disrupted(self, pod: Pod) -> None:
-        """Take in a disrupted pod of an active attempt, which may be gone before its peers are found to have failed of it."""
-        if pod.disrupted_by in BY_KUBELET:
+        What becomes of nodes that it leaves is no matter.
+        """
+        since = inf if attempt.running_at is None else max(attempt.running_at, attempt.growing_at or 0.0)
+        if node is not None and node.created_at > since and any(p.node == node.name for p in attempt.placements):
+            self.struck.setdefault(attempt.key, why(Reason.NODE_REPLACED, node=node.name))
+
+    def on_disrupted(self, attempt: Attempt, pod: Pod) -> None:
+        """Take in a disrupted pod of an active attempt, which may be gone before its peers are found to have failed of it.
+
+        Those that the gang gives up, has lost or would grow by are no matter: it runs on without them.
+        """
+        key = (pod.role, pod.index)
+        replaces = attempt.replaces and attempt.state is AttemptState.GROWING
+        if pod.disrupted_by not in BY_KUBELET or (key in attempt.coming and not replaces):
+            return
+        if key in keys(attempt.placements, attempt.done):
             cause = why(Reason.POD_DISRUPTED, pod=pod.name, problem=pod.disrupted, node=pod.node)
-            self.struck.setdefault((pod.workload, pod.attempt), cause)
+            self.struck.setdefault(attempt.key, cause)
 
     def offend(self, offences: Iterable[Offence]) -> None:
         """Take in what nodes have done; what is known already, or forgiven, is no matter."""

@@ -49,9 +49,10 @@ class Upkeep:
 
     def on_maintenance(self, old: Maintenance | None, new: Maintenance | None) -> None:
         """Take in a changed NodeMaintenance."""
-        if new is None:
-            self.maintenances.pop(old.name if old else "", None)
-        else:
+        if old is not None and (new is None or new.uid != old.uid):
+            self.maintenances.pop(old.name, None)
+            self.refused = {key: test for key, test in self.refused.items() if test.maintenance != old.uid}
+        if new is not None:
             self.maintenances[new.name] = new
         self.changed.set()
 
@@ -68,12 +69,11 @@ class Upkeep:
         """Take in a changed node."""
         if old == new:
             return  # a heartbeat
-        if new is None:
-            for known in (self.nodes, self._others):
-                known.pop(old.name if old else "", None)
-        else:
-            self.nodes[new.name] = new
         name = (new or old).name  # type: ignore[union-attr]  # one of both is given
+        if new is None:
+            self.nodes.pop(name, None)
+        else:
+            self.nodes[name] = new
         for which, belongs in (
             (self.noted, new is not None and new.mark != _UNNOTED),
             (self._upgrading, new is not None and core.is_being_upgraded(new)),
@@ -84,7 +84,10 @@ class Upkeep:
     def on_pod(self, old: Pod | None, new: Pod | None) -> None:
         """Take in a changed pod of others."""
         if old is not None and old.requests and not old.workload:
-            self._others[old.node].pop(old.uid, None)
+            there = self._others[old.node]
+            there.pop(old.uid, None)
+            if not there:
+                del self._others[old.node]
         if new is not None and not new.workload and any(is_extended(resource) for resource, _ in new.requests):
             self._others[new.node][new.uid] = f"{new.namespace}/{new.name}"
 

@@ -27,7 +27,7 @@ from queuectl.core.fleet import Fleet
 from queuectl.core.fragmentation import Mix
 from queuectl.core.lifecycle import GIVING_BACK, BackOff, Loss, View, deadline
 from queuectl.core.limits import Held, limited
-from queuectl.core.made import Made
+from queuectl.core.made import Made, alike
 from queuectl.core.snapshot import Policy, Snapshot
 from queuectl.core.tree import broken_queues
 from queuectl.core.usage import History
@@ -217,6 +217,7 @@ class World:
             self.namespaces[new.name] = new.labels
         elif old is not None:
             self.namespaces.pop(old.name, None)
+            self.made.forget(old.name)
         if new != old:
             self.changes.queues |= {queue.name for queue in self.queues.values() if queue.namespaces is not None}
 
@@ -349,7 +350,7 @@ class World:
             self._leave_claims(attempt.key)
             self.touched |= self.holdings.claims
         if move.to is AttemptState.RUNNING:
-            self.made.outgrown.discard(move.uid)
+            self.made.start(move.uid)
             self._keep(replace(workload, late_starts=0))
             self.changes.candidates = self.changes.candidates or bool(before.leaving or before.coming)
             self._ready_or_not(move.uid)
@@ -563,12 +564,12 @@ class World:
     # Inside
 
     def _learn(self, pod: Pod) -> None:
-        """Take in what the API server has made of a gated pod; jobs of that shape in its namespace will have the like."""
+        """Take in what the API server has made of a gated pod; jobs of that template in its namespace will have the like."""
         job = self.jobs.get(pod.workload)
         if job and job.generation == self.attempts[pod.workload].generation and self.made.learn(job, pod):
-            mine, shape = job.gang.namespace, job.gang.shape
-            like = [one for one in self.jobs.values() if one.gang.namespace == mine and one.gang.shape == shape]
-            self._judge_again(like)
+            mine, [role] = job.gang.namespace, [one for one in job.gang.roles if one.name == pod.role]
+            there = (one for one in self.jobs.values() if one.gang.namespace == mine)
+            self._judge_again([one for one in there if any(alike(role, other) for other in one.gang.roles)])
 
     def _judge_again(self, jobs: Iterable[Job]) -> None:
         """Have jobs with what is known of them now."""
@@ -610,12 +611,13 @@ class World:
         """Take in what a pod of ours reports, where that is new; and of one that is gated, what it is like."""
         if self.saves.read(old, pod):
             self._look_at(pod.workload)
-        if active(self.attempts, (pod.workload, pod.attempt)) is None:
+        attempt = active(self.attempts, (pod.workload, pod.attempt))
+        if attempt is None:
             return
         if pod.gated:
             self._learn(pod)
         if pod.disrupted:
-            self.suspects.on_disrupted(pod)
+            self.suspects.on_disrupted(attempt, pod)
 
     def _ended(self, workload: Workload, attempt: Attempt, now: float, lost: int) -> None:
         end = attempt.end

@@ -76,11 +76,14 @@ def _ask(attempt: Attempt, job: Job | None, now: float, since: float | None = No
     return Ask(at, until, pods) if pods and until > now else None
 
 
-def asked_anew(attempt: Attempt, now: float) -> Attempt:
-    """Return an attempt as a new leader has it, at a time in Unix seconds.
+def asked_anew(attempt: Attempt, job: Job | None, pods: Mapping[PodKey, Pod], now: float) -> Attempt:
+    """Return an attempt as a new leader has it, at a time in Unix seconds. ``pods``: those of it that are there.
 
     If the time of its pods to answer was over while nobody led, they have all of it again: nobody may have asked them.
     """
+    growth = before_growth(attempt, job) if job else None
+    if growth is not None and growth.until <= now and all(pods[key].gated for key in attempt.coming if key in pods):
+        return replace(attempt, growing_at=now)
     ask = attempt.asking
     if ask is None or ask.until > now:
         return attempt

@@ -10,7 +10,7 @@ from queuectl.model.lifecycle import Attempt, Done
 from queuectl.model.objects import Role
 from queuectl.model.plan import Placement, PodKey, Portion, by_index, held, place
 from queuectl.model.policy import Cell
-from queuectl.model.resources import total
+from queuectl.model.resources import is_device, total
 
 
 def spare(roles: Iterable[Role], attempt: Attempt) -> dict[str, int]:
@@ -31,6 +31,15 @@ def alike(spare: Mapping[str, int], number: int) -> dict[str, int]:
     """Share a number of pods to go among the roles by what each can spare, at most that many in all."""
     everything = sum(spare.values())
     return {role: pods * number // everything if everything else 0 for role, pods in spare.items()}
+
+
+def as_reserved(roles: Iterable[Role], placements: Iterable[Placement]) -> tuple[Role, ...]:
+    """Return roles that request what is reserved for pods of theirs, and so will be for others that join these.
+
+    What pods are made to request may be known no more, or be another now. Devices have names for each pod of its own.
+    """
+    reserved = {p.role: tuple((r, n) for r, n in p.requests if not is_device(r)) for p in placements}
+    return tuple(replace(role, requests=reserved.get(role.name, role.requests)) for role in roles)
 
 
 def pods_of(placements: Iterable[Placement]) -> dict[str, int]:

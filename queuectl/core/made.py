@@ -6,8 +6,9 @@ jobs of the namespace with such a template are planned with it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from queuectl.model.lifecycle import Attempt
@@ -21,7 +22,7 @@ _METADATA = ("labels", "annotations")  # by which webhooks tell whom to add some
 
 @dataclass(frozen=True, slots=True)
 class _Grown:
-    requests: Mapping[str, int]
+    requests: tuple[tuple[str, int], ...]
     selector: frozenset[tuple[str, str]] = frozenset()  # what it has more
 
 
@@ -30,6 +31,7 @@ class Made:
     """What is known of it, and what is reserved for the pods of active attempts."""
 
     outgrown: set[str] = field(default_factory=set)  # workloads that were planned for less than their pods request
+    _shown: dict[str, dict[str, _Grown]] = field(default_factory=dict)  # workload → role → the most of its gated pods
     _known: dict[str, dict[str, _Grown]] = field(default_factory=dict)  # namespace → what of a template matters → pods
     _reserved: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # workload → role → for each pod
 
@@ -37,10 +39,19 @@ class Made:
         """Take in what is reserved for an attempt."""
         self._reserved[attempt.uid] = {p.role: dict(p.requests) for p in attempt.placements}
 
+    def start(self, uid: str) -> None:
+        """Take in that a workload's attempt has all the pods that it is to have; those that join it later show anew."""
+        self._shown.pop(uid, None)
+        self.outgrown.discard(uid)
+
     def end(self, uid: str) -> None:
         """Forget what was reserved for a workload's attempt."""
         self._reserved.pop(uid, None)
-        self.outgrown.discard(uid)
+        self.start(uid)
+
+    def forget(self, namespace: str) -> None:
+        """Take in that a namespace is gone."""
+        self._known.pop(namespace, None)
 
     def beyond(self, pod: Pod) -> tuple[tuple[str, int], ...]:
         """Return what a pod of an active attempt requests beyond what is reserved for it."""
@@ -57,15 +68,22 @@ class Made:
         beyond = self.beyond(pod)
         if beyond:
             self.outgrown.add(pod.workload)
-        known = self._known.setdefault(job.gang.namespace, {})
+        known = self._known.get(job.gang.namespace, {})
         if not known and not beyond and role.constraints.selector == pod.selector:
             return False
         template = job.templates[pod.role]
-        own = (template["spec"].get("nodeSelector") or {}).items()
-        now = _Grown(_plain(pod.requests), frozenset(pod.selector) - frozenset(own))
+        asks, own = pod_requests(template["spec"]), _own(template)
+        shown = self._shown.setdefault(pod.workload, {})
+        # All pods of a role are planned alike, so for the most of them; what claims stand for they do not request.
+        before = shown.get(pod.role, _Grown(_plain(asks.items())))
+        requests = dict(before.requests)
+        requests |= {r: max(n, requests.get(r, 0)) for r, n in _plain(pod.requests)}
+        selector = (dict(frozenset(pod.selector) - own) | dict(before.selector)).items()
+        now = shown[pod.role] = _Grown(_plain(requests.items()), frozenset(selector))
         name = _what_matters(template)
-        if known.get(name, _Grown(_plain(pod_requests(template["spec"]).items()))) == now:
+        if known.get(name, _Grown(_plain(asks.items()))) == now:
             return False
+        known = self._known.setdefault(job.gang.namespace, known)
         known.pop(name, None)
         known[name] = now
         if len(known) > MAX_KNOWN:
@@ -78,21 +96,33 @@ class Made:
         if not known or job.problem is not None:
             return job
         roles = tuple(_grown(role, job.templates[role.name], known) for role in job.gang.roles)
-        return job if roles == job.gang.roles else replace(job, gang=replace(job.gang, roles=roles))
+        return job if roles == job.gang.roles else replace(job, gang=job.gang.but(roles=roles))
+
+
+def alike(role: Role, other: Role) -> bool:
+    """Tell whether two roles of a namespace may have the like template: then their pods are planned alike."""
+    same_nodes = role.constraints.selector == other.constraints.selector
+    return same_nodes and _plain(role.requests) == _plain(other.requests)
 
 
 def _grown(role: Role, template: Mapping[str, Any], known: Mapping[str, _Grown]) -> Role:
-    asks, own = pod_requests(template["spec"]), (template["spec"].get("nodeSelector") or {}).items()
-    found = known.get(_what_matters(template), _Grown({}))
-    asks |= {r: max(n, asks.get(r, 0)) for r, n in found.requests.items()}
-    asks |= {r: n for r, n in role.requests if is_alone(r)}
-    selector = tuple(sorted({*own, *found.selector}))
-    constraints = replace(role.constraints, selector=selector)
-    return replace(role, requests=tuple(sorted(asks.items())), constraints=constraints)
+    found = known.get(_what_matters(template))
+    return _made(role, found, _own(template)) if found else role
 
 
-def _plain(requests: Any) -> dict[str, int]:
-    return {r: n for r, n in requests if not is_alone(r)}
+@lru_cache(maxsize=MAX_KNOWN)  # a hundred thousand jobs may have the like role
+def _made(role: Role, found: _Grown, own: frozenset[tuple[str, str]]) -> Role:
+    requests = dict(found.requests) | {r: n for r, n in role.requests if is_alone(r)}
+    constraints = replace(role.constraints, selector=tuple(sorted(own | found.selector)))
+    return replace(role, requests=tuple(sorted(requests.items())), constraints=constraints)
+
+
+def _own(template: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    return frozenset((template["spec"].get("nodeSelector") or {}).items())
+
+
+def _plain(requests: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((r, n) for r, n in requests if not is_alone(r)))
 
 
 def _what_matters(template: Mapping[str, Any]) -> str:

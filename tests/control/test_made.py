@@ -3,17 +3,19 @@
 import json
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from queuectl.control.world import World
 from queuectl.core.cycle import plan
-from queuectl.core.lifecycle import BackOff, can_go, next_move
+from queuectl.core.lifecycle import BackOff, Loss, can_go, next_move
 from queuectl.kube import decode, pods
 from queuectl.model.lifecycle import Attempt, AttemptState, Move
-from queuectl.model.objects import Pod
-from queuectl.model.plan import Admission, Plan
-from queuectl.model.reasons import Reason
-from tests.support.builders import GPU, flavor, node, queue
+from queuectl.model.objects import Namespace, Pod
+from queuectl.model.plan import Admission, Placement, Plan
+from queuectl.model.reasons import Reason, why
+from queuectl.model.resources import CARD
+from tests.support.builders import GPU, flavor, node, queue, requests
 from tests.support.manifests import Manifest, container, job, role
 
 Change = Callable[[Manifest], None]
@@ -29,8 +31,17 @@ def _world(*nodes: Any) -> World:
     return world
 
 
-def _submit(world: World, name: str = "llm", namespace: str = "default", **template: Any) -> None:
-    manifest = job(name, role("worker", 2, container(gpu=None, **GPU_ONLY)), namespace=namespace)
+def _submit(
+    world: World,
+    name: str = "llm",
+    namespace: str = "default",
+    *,
+    pods: int = 2,
+    least: int | None = None,
+    **template: Any,
+) -> None:
+    one = role("worker", pods, container(gpu=None, **GPU_ONLY), minReplicas=least)
+    manifest = job(name, one, namespace=namespace, replaceLostPods=True)
     manifest["spec"]["roles"][0]["template"] |= template
     manifest["metadata"] |= {"uid": name, "resourceVersion": "1", "generation": 1}
     world.on_job(None, decode.job(json.dumps(manifest).encode()).value)
@@ -127,6 +138,34 @@ def test_others_of_the_same_template_in_the_namespace_are_planned_so_at_once() -
     assert asks == {"llm": 6000, "waits": 6000, "like": 6000, "else": 0, "kind": 0}
 
 
+def test_others_of_the_same_template_are_planned_so_however_many_pods_they_have() -> None:
+    world = _world(node("a", cpu=8))
+    _submit(world)
+    _submit(world, "large", pods=3)
+    _create(world, _admit(world, _plan(world).admissions[0]), _limit_range)
+    assert [dict(one.gang.roles[0].requests)["cpu"] for one in world.jobs.values()] == [6000, 6000]
+
+
+def test_a_gang_of_which_only_some_pods_are_made_larger_is_planned_with_the_largest() -> None:
+    world = _world(node("a", cpu=8), node("b", cpu=8))
+    _submit(world)
+    overheads = iter(({"cpu": "6"}, {}))
+    _create(world, _admit(world, _plan(world).admissions[0]), lambda spec: spec.update(overhead=next(overheads)))
+    _is_over(world, "llm")
+    [admission] = _plan(world).admissions
+    assert {p.node: dict(p.requests)["cpu"] for p in admission.placements} == {"a": 6000, "b": 6000}
+
+
+def test_what_was_known_of_a_namespace_is_forgotten_with_it() -> None:
+    world = _world(node("a", cpu=8))
+    _submit(world)
+    world.on_namespace(None, Namespace("default"))
+    _create(world, _admit(world, _plan(world).admissions[0]), _limit_range)
+    world.on_namespace(Namespace("default"), None)
+    _submit(world, "later")
+    assert "cpu" not in dict(world.jobs["later"].gang.roles[0].requests)
+
+
 def test_what_a_runtime_class_adds_counts_and_its_nodes_are_heeded() -> None:
     world = _world(
         node("a", cpu=3), node("k0", cpu=3, labels={"kata": "yes"}), node("k1", cpu=3, labels={"kata": "yes"})
@@ -149,6 +188,33 @@ def test_what_is_made_smaller_again_is_planned_so_from_then_on() -> None:
     assert view is not None
     assert next_move(view) is None
     assert "cpu" not in dict(world.jobs["llm"].gang.roles[0].requests)
+
+
+def _restarted(*nodes: str, least: int | None = None) -> World:
+    """Return a world as a new leader has it: a gang runs on these nodes, with more than its template says."""
+    world = _world(node("a", cpu=8), node("b", cpu=8), node("c", cpu=3))
+    _submit(world, least=least)
+    world.submissions(world.take_changes().submissions)
+    places = tuple(Placement("worker", "any", name, 1, requests(gpu=1, cpu=6), CARD, i) for i, name in enumerate(nodes))
+    attempt = Attempt("llm", 1, AttemptState.RUNNING, 1, places, 0.0, running_at=0.0, quota={("any", GPU): len(nodes)})
+    world.load([world.workloads["llm"]], [attempt], 1)
+    for pod in _create(world, attempt, _limit_range, bound=True):
+        world.on_pod(pod, replace(pod, phase="Running", ready=True))
+    return world
+
+
+def test_pods_that_join_a_gang_get_the_room_that_is_reserved_for_them_whoever_leads() -> None:
+    world = _restarted("a", least=1)
+    assert {p.node for p in _plan(world).growths["llm"].placements} == {"b"}
+    world.on_node(world.nodes.known["b"], node("b", cpu=5))
+    assert _plan(world).growths == {}
+
+
+def test_pods_that_replace_lost_ones_get_the_room_that_is_reserved_for_them_whoever_leads() -> None:
+    world = _restarted("a", "b")
+    world.on_node(world.nodes.known["b"], None)
+    world.lost("llm", Loss(frozenset({("worker", 1)}), why(Reason.NODE_LOST, node="b")))
+    assert _plan(world).irreparable == {"llm"}
 
 
 def test_a_pod_that_is_resized_in_place_holds_what_it_requests() -> None:

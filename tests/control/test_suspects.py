@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from queuectl.control.suspects import Suspects
-from queuectl.core.lifecycle import next_move
+from queuectl.core.lifecycle import Loss, next_move
 from queuectl.core.suspects import offences
+from queuectl.model.lifecycle import AttemptState
 from queuectl.model.objects import Node
+from queuectl.model.plan import Portion, Repair
 from queuectl.model.reasons import Reason, why
 from queuectl.model.suspects import Healing, Offence
 from queuectl.simulate.clockwork import Clockwork
@@ -96,6 +98,38 @@ def test_peers_that_fail_before_a_restarted_kubelet_tells_of_its_pod_are_no_fail
     assert move.end is not None
     assert (str(move.end.why), move.end.charged) == ("Pod gang-worker-1-1 was disrupted: lost", False)
     assert [one.node for one in offences(view, move, move.end.why)] == ["n-1"]
+
+
+@pytest.mark.parametrize("what", ["node", "pod"])
+def test_what_becomes_of_lost_pods_and_their_node_while_they_are_replaced_excuses_no_later_failure(what: str) -> None:
+    ran = clock(jobs=[{"name": "gang", "queue": "q", "pods": 2, "gpus": 1, "grace": 5}], until=10)
+    world = ran.world
+    lost, pod = Loss(frozenset({("worker", 1)}), GONE), world.pods["gang", 1]["worker", 1]
+    left = tuple(p for p in world.attempts["gang"].placements if p.node == pod.node)
+    world.lost("gang", lost)
+    world.repairs("gang", Repair(lost.pods, left, tuple(replace(p, node="n-2") for p in left), lost.why), 20.0)
+    if what == "pod":
+        world.on_pod(pod, replace(pod, phase="Failed", disrupted="shutdown", disrupted_by="TerminationByKubelet"))
+    else:
+        node = world.nodes.known[pod.node]
+        world.on_node(node, None)
+        world.on_node(None, replace(node, uid="another", created_at=25.0))
+    view = world.view("gang", 30.0)
+    assert view is not None
+    assert view.attempt.state is AttemptState.REPAIRING
+    assert view.struck is None
+
+
+def test_nor_does_what_becomes_of_pods_that_would_have_joined_it() -> None:
+    ran = clock(jobs=[{"name": "gang", "queue": "q", "pods": 2, "gpus": 1, "grace": 5}], until=10)
+    world, pod = ran.world, ran.world.pods["gang", 1]["worker", 1]
+    world.grows("gang", Portion((replace(world.attempts["gang"].placements[-1], node="n-2", first=2),)), 20.0)
+    joins = replace(pod, uid="p", name="gang-worker-1-2", index=2, node="n-2", ready=False)
+    world.on_pod(None, joins)
+    world.on_pod(joins, replace(joins, phase="Failed", disrupted="refused", disrupted_by="UnexpectedAdmissionError"))
+    view = world.view("gang", 30.0)
+    assert view is not None
+    assert view.struck is None
 
 
 def test_a_job_that_fails_by_itself_later_has_failed() -> None:

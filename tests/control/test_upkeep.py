@@ -6,7 +6,7 @@ from queuectl.control.world import World
 from queuectl.core.lifecycle import BackOff
 from queuectl.core.maintenance import UPGRADE_STATE, progress
 from queuectl.model.lifecycle import Attempt, AttemptState, Workload
-from queuectl.model.maintenance import Maintenance, NodePhase, NodeState, Phase
+from queuectl.model.maintenance import Maintenance, NodePhase, NodeState, NodeTest, Phase, TestPhase
 from queuectl.model.objects import Budget, Job, Mark, Pod
 from queuectl.model.plan import Placement
 from tests.support.builders import gang, node, requests, role
@@ -90,6 +90,15 @@ def test_pods_of_others_are_known_by_the_devices_that_they_hold() -> None:
     assert here.upkeep.say(NOW)["n0"].others == ()
 
 
+def test_they_are_known_also_when_the_node_has_another_object() -> None:
+    here = world()
+    drains(here)
+    here.upkeep.on_pod(None, Pod("p", "team", "inference", "1", node="n0", phase="Running", requests=requests(gpu=2)))
+    here.upkeep.on_node(here.upkeep.nodes["n0"], None)
+    seen(here, node("n0"))
+    assert here.upkeep.say(NOW)["n0"].others == ("team/inference",)
+
+
 def test_who_has_left_a_node_and_may_run_there_yet_is_named() -> None:
     here = world("a")
     drains(here)
@@ -121,3 +130,12 @@ def test_there_is_nothing_to_do_without_a_maintenance_and_notes_on_nodes() -> No
     assert not here.upkeep.idle
     here.upkeep.on_node(noted, None)
     assert here.upkeep.idle
+
+
+def test_tests_that_were_refused_are_forgotten_with_their_maintenance() -> None:
+    here = world()
+    drains(here)
+    one = here.upkeep.maintenances["m"]
+    here.upkeep.refused[one.uid, "n0"] = NodeTest(one.uid, "n0", "ns", "t", TestPhase.RUNNING, 0.0, "forbidden")
+    here.upkeep.on_maintenance(one, replace(one, uid="another"))
+    assert here.upkeep.refused == {}

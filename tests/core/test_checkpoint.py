@@ -84,16 +84,16 @@ def test_who_has_to_go_is_asked_first_if_its_job_says_how() -> None:
 
 def test_who_may_never_have_been_asked_for_nobody_led_has_all_of_its_time_again() -> None:
     late = NOW + 900
-    again = asked_anew(leaving(), late)
+    again = asked_anew(leaving(), JOB, {}, late)
     assert deadline(again, JOB) == late + 60
     assert next_move(view(attempt=again, now=late)) is None
     assert again.asking is not None
     assert again.asking.id(3) == ID, "it is the same ask"
-    part = asked_anew(shrinking(), late)
+    part = asked_anew(shrinking(), JOB, {}, late)
     assert part.asking is not None
     assert (part.asking.id(3), part.asking.until) == (ID, late + 60)
     for one in (leaving(), shrinking(), RUNNING):
-        assert asked_anew(one, NOW + 59) == one
+        assert asked_anew(one, JOB, {}, NOW + 59) == one
 
 
 def test_who_is_asked_by_deletion_has_all_of_its_grace_however_late_it_is_deleted() -> None:
@@ -115,6 +115,13 @@ def test_before_others_join_a_gang_its_pods_are_asked_the_same_by_whoever_leads(
     assert still_asked(view(attempt=grows, now=NOW + 60)) is None
     answers = {A: report(ID, step=7), B: report(ID, step=8)}
     assert still_asked(view(attempt=grows, reports=answers)) is None
+    late = NOW + 900  # nobody led since
+    again = asked_anew(grows, JOB, {}, late)
+    assert still_asked(view(attempt=again, now=late)) == Ask(late, late + 60, pods=2)
+    assert asked_anew(grows, JOB, {}, NOW + 59) == grows
+    joined = Pod("uid-2", "ns", "g-2", "1", phase="Pending")
+    assert asked_anew(grows, JOB, {("worker", 2): joined}, late) == grows, "it was let go, so they were asked"
+    assert asked_anew(grows, JOB, {("worker", 2): replace(joined, gated=True)}, late) == again
     assert saved(grows, JOB, answers, NOW) == Checkpoint(NOW, 7, attempt=3)
     by_signal, silent = replace(JOB, saving=Saving(grace_seconds=60)), replace(JOB, saving=None)
     assert [before_growth(grows, job) for job in (by_signal, silent)] == [None, None]

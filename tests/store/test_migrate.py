@@ -60,8 +60,11 @@ CARDS = """
 INSERT INTO quota_room (queue, flavor, resource, room, reserved, promised)
 VALUES ('q', 'f', 'queuectl.dev/gpu', 42000, 21000, 24000), ('q', 'f', 'nvidia.com/gpu', 2, 1, 1),
        ('big', 'f', 'queuectl.dev/gpu', 9223372036854775807, 0, 0);
-INSERT INTO workload (uid, namespace, name, queue, priority, submitted_at, seq, state, attempt)
-VALUES ('g', 'ns', 'g', 'q', 0, now(), 1, 'Active', 1);
+INSERT INTO workload (uid, namespace, name, queue, priority, submitted_at, seq, state, attempt, last_end)
+VALUES ('g', 'ns', 'g', 'q', 0, now(), 1, 'Active', 1, '{"reason": "Moved", "facts": {"until": 1.5,
+        "quota": [["f", "queuectl.dev/gpu", 42000]],
+        "to": [["w", "f", "n1", 2, [["nvidia.com/gpu", 1]], 21000, 0]]}}'),
+       ('h', 'ns', 'h', 'q', 0, now(), 2, 'Queued', 1, '{"reason": "PodLost", "facts": {}}');
 INSERT INTO attempt (workload_uid, number, state, generation, plan_id, epoch, queue, charged, quota, admitted_at)
 VALUES ('g', 1, 'Running', 1, gen_random_uuid(), 1, 'q', '{q}',
         '[["f", "nvidia.com/gpu", 1], ["f", "queuectl.dev/gpu", 21000]]', now());
@@ -162,6 +165,7 @@ def test_cards_are_counted_more_finely_everywhere_and_so_that_nothing_overflows(
                 "SELECT quota FROM freed",
                 "SELECT from_nominal, to_nominal FROM quota_version",
                 "SELECT facts FROM event ORDER BY id",
+                "SELECT last_end -> 'facts' FROM workload ORDER BY uid",
             )
         ]
 
@@ -174,6 +178,10 @@ def test_cards_are_counted_more_finely_everywhere_and_so_that_nothing_overflows(
             [([["f", cards, card // 7]],)],
             [(None, 2 * card)],
             [({"freed": [["f", cards, card // 7]], "pods": 1},), ({},)],
+            [
+                ({"until": 1.5, "quota": [["f", cards, 2 * card]], "to": [["w", "f", "n1", 2, [[gpu, 1]], card, 0]]},),
+                ({},),
+            ],
         ]
 
     with postgres.empty() as url:
