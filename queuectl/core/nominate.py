@@ -556,7 +556,7 @@ class _Search:
         exceeds, fleet = self._exceeds(roles, assignment), self.snapshot.fleet
         flavors, together = self._flavors(roles, assignment), self.gang.together
         if exceeds is None and fleet is not None and fit.fits_later(fleet, roles, flavors, together):
-            may = fleet.mask(short.flavor, short.role.constraints)
+            may = fleet.mask(short.flavor, fit.closely(short.role, short.flavor))
             leaving = [g for g in self._departing() if any(may[row] for row, *_ in fleet.parts(g.placements))]
             return waiting_for_others(leaving)  # nobody else has to give way
         return exceeds or short.because(Reason.WAITING_FOR_NODES)
