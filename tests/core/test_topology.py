@@ -114,7 +114,10 @@ def test_gpus_of_a_gang_are_of_one_model_and_one_driver_when_asked() -> None:
 def test_gpus_that_turn_out_to_be_others_are_alike_no_more_though_all_labels_stay() -> None:
     """As ResourceSlices tell them, which come after the node and change with its driver."""
     nodes = [replace(node(f"n{i}"), gpus=Gpus("A100", "1")) for i in range(2)]
-    for others, alike in ((Gpus("A100", "2"), Together(same_driver=True)), (Gpus("H100", "1"), Together(same_model=True))):
+    for others, alike in (
+        (Gpus("A100", "2"), Together(same_driver=True)),
+        (Gpus("H100", "1"), Together(same_model=True)),
+    ):
         room = fleet(nodes)
         assert not isinstance(fit.place(room, [near(2)], _flavors([near(2)]), alike), fit.Short)
         room.set_node(replace(nodes[1], gpus=others))
