@@ -584,12 +584,12 @@ class _Search:
             return self._no_flavor(wanted, resource, assignment.usage)
         for cell in sorted(assignment.contested or assignment.usage):
             amount = assignment.usage.get(cell, 0)
-            if not self.gang.preemptible and self.node.borrows_with(cell, amount):
+            if not self.gang.preemptible and self.node.exceeds_own(cell, amount):
                 flavor, resource = cell
                 return why(
                     Reason.WAITING_FOR_OWN_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
                     wanted=format_quantity(resource, amount),
-                    used=format_quantity(resource, self.node.usage.get(cell, 0)),
+                    used=format_quantity(resource, self.node.own_used(cell)),
                     nominal=format_quantity(resource, self.node.quota(cell).nominal),
                     jobs=largest(self.snapshot.later, self.gang.queue, cell, self.snapshot.running.get(self.gang.queue, ())),
                 )  # fmt: skip
