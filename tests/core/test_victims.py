@@ -157,7 +157,7 @@ def test_a_victim_does_not_come_back_at_the_cost_of_one_that_was_spared() -> Non
     assert found == {"low": 1}
 
 
-RULES = ([], [FairRule.FINAL], [FairRule.INITIAL], [FairRule.FINAL, FairRule.INITIAL])
+RULES: tuple[list[FairRule], ...] = ([], [FairRule.FINAL], [FairRule.INITIAL], [FairRule.FINAL, FairRule.INITIAL])
 
 
 def in_a_tree(rules: list[FairRule], gpus: int, *jobs: dict[str, Any]) -> dict[str, Any]:
