@@ -1,6 +1,7 @@
 """``queuectl queues`` and ``queuectl nodes``."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -250,12 +251,12 @@ async def _maintenances(here: "Session") -> list["Maintenance"]:
 
 def views(
     flavors: Sequence["Flavor"],
-    nodes: Iterable["Node"],
+    nodes: Sequence["Node"],
     pods: Iterable["Pod"],
     slices: Iterable["Slice"] = (),
     claims: Sequence["DeviceClaim"] = (),
     *,
-    maintenances: Iterable["Maintenance"] = (),
+    maintenances: Sequence["Maintenance"] = (),
 ) -> list[NodeView]:
     """Return what ``nodes`` shows, by name."""
     from queuectl.model.devices import inventory
@@ -264,7 +265,7 @@ def views(
     on: dict[str, list[Slice]] = {}
     for one in slices:
         on.setdefault(one.node, []).append(one)
-    under = _under(maintenances)
+    under = _under(maintenances, nodes)
     used: dict[tuple[str, str, bool], int] = {}
     for pod in pods:
         for resource, amount in pod.requests:  # of pods that are bound and haven't ended
@@ -299,16 +300,13 @@ def views(
     return result
 
 
-def _under(maintenances: Iterable["Maintenance"]) -> dict[str, Under]:
-    """Return by node the maintenance that it belongs to: of several that are not over, the one under way, or the oldest."""
-    from queuectl.model.maintenance import OVER, NodePhase
+def _under(maintenances: Sequence["Maintenance"], nodes: Sequence["Node"]) -> dict[str, Under]:
+    """Return by node the maintenance whose it is, of those that it is known to be under or to wait for."""
+    from queuectl.core.maintenance import owners
 
-    found: dict[str, Under] = {}
-    for one in sorted(maintenances, key=lambda one: (one.created_at, one.name)):
-        for state in (state for state in one.states if state.phase not in OVER):
-            if state.name not in found or found[state.name].phase == NodePhase.PENDING != state.phase:
-                found[state.name] = Under(one.name, state.phase.value)
-    return found
+    known = {one.name: {state.name: state.phase.value for state in one.states} for one in maintenances}
+    whose = owners(maintenances, {node.name: node for node in nodes}, time.time())
+    return {node: Under(name, known[name][node]) for node, name in whose.items() if node in known[name]}
 
 
 def _unit(node: "Node", resource: str, flavors: Sequence["Flavor"]) -> str:

@@ -299,14 +299,16 @@ class Reporter:
             self._tell_wait()
 
     def _tell_wait(self) -> None:
-        """Record one event on a job that still waits for a reason that was not told before."""
+        """Record one event on a job that waits for a reason that was not told before, once its status says so."""
         while self._waits:
             uid, (before, since) = next(iter(self._waits.items()))
             if 0 <= self._now() - since < WAIT_SECONDS:
                 return
             del self._waits[uid]
-            wait = self._wait(uid)
-            if wait is not None and wait.code not in {before, Reason.PENDING.code}:
+            wait, job = self._wait(uid), self._world.jobs.get(uid)
+            if wait is None or job is None or wait.code != job.status.get("reason"):
+                continue  # it is noted when its status says so
+            if wait.code not in {before, Reason.PENDING.code}:
                 self.event(uid, wait, warning=wait.reason in STUCK)
                 return
 

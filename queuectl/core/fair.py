@@ -13,9 +13,11 @@ def by_share(world: Field, ask: Ask) -> list[Victim]:
     """Return the victims, or none."""
     tree, rules = world.tree, world.rules[ask.queue]
     candidates = {ask.queue: world.candidates(ask.queue, ask, rules.within_queue)}
+    home = tree.nodes[ask.queue]
+    line = {*home.subtrees(), *home.ancestors()}  # nobody reclaims from those above or below
     if rules.reclaim is not Reclaim.NEVER:
-        for node in tree.nodes[ask.queue].root.subtrees():
-            if node.name != ask.queue and not node.within(ask.contested):
+        for node in home.root.subtrees():
+            if node not in line and not node.within(ask.contested):
                 candidates[node.name] = world.candidates(node.name, ask, rules.reclaim)
     everybody = [gang for gangs in candidates.values() for gang in gangs]
     if not _FairSearch(world, ask, {}, heed=False).anybody_first(candidates):
@@ -77,7 +79,7 @@ class _FairSearch:
                 node = self.world.tree.nodes[name]
                 if gangs and (node is self.home or entitled):
                     return True
-                if not gangs or node.children:  # who has queues below is not taken from
+                if not gangs:
                     continue
                 mine, theirs = self._shares(node)
                 if (more and mine.key < theirs.key) or any(
@@ -156,7 +158,8 @@ class _FairSearch:
             if child in self.done:
                 continue
             share = child.share()
-            if child.children:
+            above = bool(child.children) and child is not self.home  # home counts with all that is below it
+            if above:
                 useless = not share.borrowing and child not in self.path
             else:
                 within = not share.borrowing or child.within(self.ask.contested)
@@ -164,11 +167,13 @@ class _FairSearch:
             if useless:
                 self.done.add(child)
             else:
-                (cohorts if child.children else queues).append((share, child))
+                (cohorts if above else queues).append((share, child))
         # A cohort wins a tie against a queue: the least fair can then be found within it.
         cohort = max(cohorts, key=lambda c: c[0].key, default=None)
         queue = min(queues, key=self._by_least_fair, default=None)
         if cohort is None and queue is None:
+            if self.waiting.get(top.name) and top not in self.done and not top.within(self.ask.contested):
+                return top  # its own gangs go after those of the queues below
             self.done.add(top)
             return None
         if cohort is not None and (queue is None or cohort[0].key >= queue[0].key):

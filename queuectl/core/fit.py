@@ -324,7 +324,7 @@ class _Placed:
         short = _short(self._fleet, self._room, role, flavor)
         if short is not None:
             return short
-        nodes = int(self._fleet.mask(flavor, role.constraints).sum())
+        nodes = int(self._fleet.mask(flavor, closely(role, flavor)).sum())
         if inside is not None:
             return Short(role, flavor, nodes, 0, f"one {layout.levels[inside[0]]} with room for all roles")
         need, (name, most) = layout.need, rooms.roomiest()
@@ -378,7 +378,7 @@ def _count_short(fleet: Fleet, room: Room, role: Role, flavor: Flavor) -> Short 
 def _taken(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
     """Say how many more nodes there are that maintenance takes before the gang would be over."""
     [anyway] = clear_of([role], 0.0)
-    if more := int(fleet.mask(flavor, anyway.constraints).sum() - fleet.mask(flavor, role.constraints).sum()):
+    if more := int(fleet.mask(flavor, closely(anyway, flavor)).sum() - fleet.mask(flavor, closely(role, flavor)).sum()):
         yield f"maintenance takes {counted(more, 'more node')} before it is over"
 
 
@@ -386,7 +386,8 @@ def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
     """Say from how many more nodes the role's volumes can't be reached."""
     if not role.constraints.volumes:
         return
-    anywhere, here = replace(role.constraints, volumes=()), role.constraints
+    here = closely(role, flavor)
+    anywhere = replace(here, volumes=())
     if more := int(fleet.mask(flavor, anywhere).sum() - fleet.mask(flavor, here).sum()):
         yield f"its volumes can't be reached from {counted(more, 'other node')} that it could use"
 
@@ -394,7 +395,7 @@ def _out_of_reach(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
 def _closed(fleet: Fleet, role: Role, flavor: Flavor) -> Iterator[str]:
     """Say how many more nodes it could use if they were not closed; and of those that are avoided, which and why."""
     told: dict[str, list[str]] = {"not Ready": [], "cordoned": [], "avoided": []}
-    for node in fleet.closed(flavor, role.constraints):
+    for node in fleet.closed(flavor, closely(role, flavor)):
         if node.avoided:
             told["avoided"].append(f"{node.name} ({node.avoided.rstrip('.')})")
         else:

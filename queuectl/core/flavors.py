@@ -219,7 +219,7 @@ def _way(
 ) -> Way:
     if amount > node.capacity(cell) or (not may_borrow and amount > node.quota(cell).nominal):
         return Way(Mode.NEVER)
-    if not may_borrow and node.borrows_with(cell, amount):
+    if not may_borrow and node.exceeds_own(cell, amount):
         return try_preemption(cell, amount, True)  # noqa: FBT003
     height, smaller = height_that_fits(node, cell, amount)
     if amount <= node.available(cell):

@@ -117,7 +117,7 @@ class Fleet:
         self.told_of_nodes = {}
         row = self._row(node.name)
         known = self._nodes[row]
-        if known is None or known.labels != node.labels:
+        if known is None or (known.labels, known.gpus) != (node.labels, node.gpus):
             self._domains = {}
         self._nodes[row] = node
         self._take(row, node.taken_at)

@@ -556,7 +556,7 @@ class _Search:
         exceeds, fleet = self._exceeds(roles, assignment), self.snapshot.fleet
         flavors, together = self._flavors(roles, assignment), self.gang.together
         if exceeds is None and fleet is not None and fit.fits_later(fleet, roles, flavors, together):
-            may = fleet.mask(short.flavor, short.role.constraints)
+            may = fleet.mask(short.flavor, fit.closely(short.role, short.flavor))
             leaving = [g for g in self._departing() if any(may[row] for row, *_ in fleet.parts(g.placements))]
             return waiting_for_others(leaving)  # nobody else has to give way
         return exceeds or short.because(Reason.WAITING_FOR_NODES)
@@ -584,12 +584,12 @@ class _Search:
             return self._no_flavor(wanted, resource, assignment.usage)
         for cell in sorted(assignment.contested or assignment.usage):
             amount = assignment.usage.get(cell, 0)
-            if not self.gang.preemptible and self.node.borrows_with(cell, amount):
+            if not self.gang.preemptible and self.node.exceeds_own(cell, amount):
                 flavor, resource = cell
                 return why(
                     Reason.WAITING_FOR_OWN_QUOTA, queue=self.gang.queue, flavor=flavor, resource=resource,
                     wanted=format_quantity(resource, amount),
-                    used=format_quantity(resource, self.node.usage.get(cell, 0)),
+                    used=format_quantity(resource, self.node.own_used(cell)),
                     nominal=format_quantity(resource, self.node.quota(cell).nominal),
                     jobs=largest(self.snapshot.later, self.gang.queue, cell, self.snapshot.running.get(self.gang.queue, ())),
                 )  # fmt: skip

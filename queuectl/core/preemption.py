@@ -287,7 +287,9 @@ class Trial:
         if self.counted:
             tree.remove(ask.queue, ask.usage)
         fits = all(
-            amount <= self._home.available(cell) and (self._borrowing or not self._home.borrows_with(cell, amount))
+            amount <= self._home.available(cell)
+            and (self._borrowing or not self._home.borrows_with(cell, amount))
+            and (ask.borrows or not self._home.exceeds_own(cell, amount))
             for cell, amount in ask.usage.items()
         )
         if self.counted:

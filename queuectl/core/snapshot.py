@@ -169,7 +169,7 @@ class Snapshot:
     def fits_later(self, gang: Gang, usage: Amounts) -> bool:
         """Tell whether the gang's queue may use that much more, without borrowing if the gang does not."""
         node = self.later.nodes[gang.queue]
-        borrows = any(node.borrows_with(cell, amount) for cell, amount in usage.items())
+        borrows = any(node.exceeds_own(cell, amount) for cell, amount in usage.items())
         return self.later.fits(gang.queue, usage) and (gang.preemptible or not borrows)
 
     def assume(

@@ -175,6 +175,15 @@ class Node:
         below = sum(max(0, child.usage.get(cell, 0) - child.kept(cell)) for child in self.children)
         return self.usage.get(cell, 0) - below
 
+    def own_used(self, cell: Cell) -> int:
+        """Return how much of the queue's own quota its gangs and those below use; more than that is borrowed."""
+        lent = self.subtree.get(cell, 0) - self.quota(cell).nominal  # by those below
+        return max(self.direct(cell), self.usage.get(cell, 0) - lent)
+
+    def exceeds_own(self, cell: Cell, amount: int) -> bool:
+        """Tell whether that much more is beyond the queue's own quota, whatever those below lend."""
+        return self.own_used(cell) + amount > self.quota(cell).nominal
+
     def within(self, cells: Iterable[Cell]) -> bool:
         """Tell whether the subtree uses no more than its quota of any of the cells."""
         return not any(self.borrows_with(cell) for cell in cells)

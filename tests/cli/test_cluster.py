@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import yaml
 
-from queuectl.cli.cluster import views
+from queuectl.cli.cluster import Under, views
 from queuectl.cli.errors import Exit
 from queuectl.model.devices import Allocated, DeviceClaim, Listed, Slice
-from queuectl.model.maintenance import Maintenance, NodePhase, NodeState
+from queuectl.model.maintenance import Maintenance, NodePhase, NodeState, Phase
 from queuectl.model.objects import DeviceKind, Flavor
 from queuectl.model.resources import CARD
 from tests.support.builders import node
@@ -106,12 +106,18 @@ def test_wide_nodes_tell_what_their_gpus_are_and_what_can_t_be_right() -> None:
 
 def test_nodes_show_the_maintenance_that_they_belong_to_and_how_far_they_are() -> None:
     def under(name: str, created: float, **phases: NodePhase) -> Maintenance:
-        return Maintenance(name, created_at=created, states=tuple(NodeState(n, p, 0.0) for n, p in phases.items()))
+        states = tuple(NodeState(n, p, 0.0) for n, p in phases.items())
+        return Maintenance(name, created_at=created, nodes=tuple(phases), states=states)
 
     fans = under("fans", 1, a=NodePhase.RELEASED, b=NodePhase.DRAINING, c=NodePhase.PENDING)
     drivers = under("drivers", 2, a=NodePhase.PENDING, b=NodePhase.PENDING, c=NodePhase.SAFE, d=NodePhase.SKIPPED)
     shown = views([], [node(name) for name in "abcd"], [], maintenances=[drivers, fans])
     assert [row[8] for view in shown for row in view.rows()] == ["drivers:Pending", "fans:Draining", "drivers:Safe", ""]
+
+    halted = replace(under("halted", 0, a=NodePhase.PENDING), phase=Phase.HALTED)  # and leaves it to others
+    assert [view.maintenance for view in views([], [node("a")], [], maintenances=[halted, fans, drivers])] == [
+        Under("drivers", "Pending")
+    ]
 
 
 def test_nodes_show_what_conditions_say_to_be_at_fault() -> None:

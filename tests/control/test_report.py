@@ -84,11 +84,11 @@ class Line:
 
 
 @asynccontextmanager
-async def line(waiting: int) -> AsyncIterator[Line]:
+async def line(waiting: int, wait: Why | None = None) -> AsyncIterator[Line]:
     """Return a line of which all has been told."""
     result = Line(waiting)
     task = asyncio.create_task(result.reporter.run())
-    result.planned()
+    result.planned(wait=wait)
     assert sorted(await result.told(2 * waiting)) == result.names
     yield result
     task.cancel()
@@ -233,6 +233,21 @@ async def test_who_waits_has_an_event_for_each_reason_and_who_starts_soon_has_no
         one.now += WAIT_SECONDS
         assert (await until_events(one, 3))[-1] == (second, "Warning", "QueueNotFound")
         assert len(one.api.events) == 3
+
+
+async def test_a_reason_that_the_status_says_late_is_told_once() -> None:
+    """In a long line a status is written long after the plan says why."""
+    async with line(1, wait=why(Reason.PENDING)) as one:
+        one.planned()
+        one.now = WAIT_SECONDS
+        one.reporter._tell_wait()
+        await one.told(2)
+        one.now += WAIT_SECONDS
+        one.reporter._tell_wait()
+        one.planned(wait=why(Reason.QUEUE_NOT_FOUND, queue="q"))
+        await one.told(2)
+        one.now += WAIT_SECONDS
+        assert [reason for _, _, reason in await until_events(one, 2)] == ["WaitingForQuota", "QueueNotFound"]
 
 
 @pytest.mark.usefixtures("at_once")

@@ -166,6 +166,21 @@ def test_where_the_kubelet_picks_a_domain_is_promised_on_nodes_that_are_one(aske
         assert [p.node for p in found] == want
 
 
+def test_of_nodes_that_are_cordoned_only_those_that_are_one_domain_are_said_to_be_of_use() -> None:
+    asked, flavors = [worker(2, gpu=2, topology=NVLINK)], {"worker": PLUGIN}
+    for nodes, never in (
+        ([node("eight", gpu=8)], True),
+        ([node("eight", gpu=8, unschedulable=True)], True),
+        ([node("eight", gpu=8), node("four", gpu=4, unschedulable=True)], False),
+    ):
+        room = fleet(nodes)
+        assert (fit.exceeds_cluster(room, asked, flavors) is not None) is never
+        found = fit.place(room, asked, flavors)
+        assert isinstance(found, fit.Short)
+        assert ("cordoned: four" in found.lacks) is not never
+        assert "cordoned: eight" not in found.lacks
+
+
 def test_gangs_of_one_cycle_get_devices_of_their_own() -> None:
     jobs = [gang(f"job-{i}", worker(gpu=2), seq=i) for i in range(4)]
 

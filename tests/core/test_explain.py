@@ -57,6 +57,20 @@ def test_who_holds_the_queues_own_quota_is_named_the_largest_first() -> None:
         assert message.endswith(" Jobs of q: default/b (6), default/e (4), default/d (3), and 2 more.")
 
 
+def test_who_is_not_preemptible_has_what_the_queue_itself_owns_however_many_ask_and_whatever_those_below_lend() -> None:
+    queues = [{"name": "dept", "quotas": [quota(4)]}, team("leaf", 4, parent="dept")]
+    keeps = {"queue": "dept", "gpus": 3, "preemptible": False}
+    says = f"asks for 3 {GPU} in flavor default, and of queue dept's own 4, {{}} are in use.{{}}"
+    clock = clockwork(queues, {"name": "runs", **keeps}, {"name": "waits", **keeps, "at": 1})
+    assert told(clock, "waits").endswith(says.format(3, " Jobs of dept: default/runs (3)."))
+    below = {"name": "below", "queue": "leaf", "gpus": 6}
+    assert told(clockwork(queues, below, {"name": "waits", **keeps, "at": 1}), "waits").endswith(says.format(2, ""))
+    low = {"name": "low", "queue": "dept", "gpus": 6}
+    queues[0]["preemption"] = {"withinQueue": "LowerPriority"}
+    clock = clockwork(queues, low, {"name": "urgent", **keeps, "at": 1, "priority": 5})
+    assert told(clock, "urgent") == "The whole gang is ready: 1 pod."
+
+
 def test_jobs_of_queues_below_are_told_by_their_queue() -> None:
     queues = [{"name": "top", "quotas": [quota(8)]}, team("below", 0, parent="top")]
     runs, waits = {"name": "runs", "queue": "below", "gpus": 8}, {"name": "waits", "queue": "top", "gpus": 2, "at": 1}

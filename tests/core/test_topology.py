@@ -111,6 +111,19 @@ def test_gpus_of_a_gang_are_of_one_model_and_one_driver_when_asked() -> None:
     assert placed(2, same_driver=True) == {"n3", "n4"}  # all of their kind, so that three A100 nodes stay free
 
 
+def test_gpus_that_turn_out_to_be_others_are_alike_no_more_though_all_labels_stay() -> None:
+    """As ResourceSlices tell them, which come after the node and change with its driver."""
+    nodes = [replace(node(f"n{i}"), gpus=Gpus("A100", "1")) for i in range(2)]
+    for others, alike in (
+        (Gpus("A100", "2"), Together(same_driver=True)),
+        (Gpus("H100", "1"), Together(same_model=True)),
+    ):
+        room = fleet(nodes)
+        assert not isinstance(fit.place(room, [near(2)], _flavors([near(2)]), alike), fit.Short)
+        room.set_node(replace(nodes[1], gpus=others))
+        assert isinstance(fit.place(room, [near(2)], _flavors([near(2)]), alike), fit.Short)
+
+
 def test_nodes_of_whose_driver_no_label_tells_do_not_pass_for_alike() -> None:
     nodes = [replace(node(f"n{i}"), gpus=Gpus("A100")) for i in range(2)]
     for pods, lacks in (

@@ -155,3 +155,48 @@ def test_a_victim_does_not_come_back_at_the_cost_of_one_that_was_spared() -> Non
         }
     )
     assert found == {"low": 1}
+
+
+RULES: tuple[list[FairRule], ...] = ([], [FairRule.FINAL], [FairRule.INITIAL], [FairRule.FINAL, FairRule.INITIAL])
+
+
+def in_a_tree(rules: list[FairRule], gpus: int, *jobs: dict[str, Any]) -> dict[str, Any]:
+    """Queues that own 4 GPUs each and have jobs: the top, two below it, and one below one of these that owns none."""
+    parents = {"top": None, "team": "top", "dept": "top", "group": "dept"}
+    reclaim = {"withinQueue": "LowerPriority", "reclaimFromCohort": "Any"}
+    return {
+        "nodes": [{"name": "n", "gpus": gpus}],
+        "policy": {"fairSharing": [rule.value for rule in rules]},
+        "queues": [
+            {
+                "name": name,
+                **({"parent": parent} if parent else {}),
+                "preemption": reclaim,
+                "quotas": [{"flavor": "default", "resource": GPU, "nominal": 0 if name == "group" else 4}],
+            }
+            for name, parent in parents.items()
+        ],
+        "jobs": [{"gpus": 1, **job} for job in jobs],
+    }
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_a_queue_takes_from_its_own_whatever_is_above_and_below_it(rules: list[FairRule]) -> None:
+    for queue in ("top", "dept", "group"):
+        low = {"name": "low", "queue": queue, "pods": 8}
+        urgent = {"name": "urgent", "queue": queue, "pods": 4, "priority": 5, "at": 10}
+        assert evictions(in_a_tree(rules, 8, low, urgent)) == {"low": 1}
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_jobs_of_a_queue_that_has_queues_below_give_back_what_it_borrows(rules: list[FairRule]) -> None:
+    jobs = [{"name": f"low{i}", "queue": "dept", "pods": 2} for i in range(6)]
+    comes = {"name": "comes", "queue": "team", "pods": 4, "at": 10}
+    assert evictions(in_a_tree(rules, 12, *jobs, comes)).total() == 2
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_a_queue_takes_nothing_from_those_below_it(rules: list[FairRule]) -> None:
+    below = {"name": "below", "queue": "group", "pods": 12}
+    comes = {"name": "comes", "queue": "top", "pods": 4, "priority": 5, "at": 10}
+    assert not evictions(in_a_tree(rules, 12, below, comes))

@@ -95,7 +95,7 @@ def jobs(draw: st.DrawFn, name: str, *, ends: bool = False) -> dict[str, Any]:
     pods = draw(st.integers(1, 3))
     return {
         "name": name,
-        "queue": draw(st.sampled_from(QUEUES)),
+        "queue": draw(st.sampled_from([*QUEUES, *QUEUES, "r1"])),  # also one that has queues below
         "user": draw(st.sampled_from(["ann", "bob"])),
         "priority": draw(st.integers(0, 2)),
         "pods": pods,
