@@ -66,10 +66,7 @@ async def live(
     await stage.open()
     try:
         yield stage
-        for job in await stage.jobs():
-            await stage.delete_job(job["metadata"]["name"])
-        for job in await stage.jobs():
-            await stage.until_gone(job["metadata"]["name"])
+        await stage.end_jobs()
         await ledger.until_free(stage)
     finally:
         await stage.close()
@@ -82,7 +79,5 @@ async def claims(live: Stage) -> AsyncIterator[Claims]:
     try:
         yield result
     finally:
-        for job in await live.jobs():
-            await live.delete_job(job["metadata"]["name"])
-            await live.until_gone(job["metadata"]["name"])
+        await live.end_jobs()
         await result.close()

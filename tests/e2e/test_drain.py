@@ -35,9 +35,7 @@ async def stage(live: Stage, agent: Agent) -> AsyncIterator[Stage]:
     await live.adopt(NODES)
     await live.queue(2)
     yield live
-    for job in await live.jobs():
-        await live.delete_job(job["metadata"]["name"])
-        await live.until_gone(job["metadata"]["name"])
+    await live.end_jobs()
     for node in NODES:
         await cordon(live.client, node, closed=False)
     await live.adopt(NODES, mine=False)

@@ -55,9 +55,7 @@ async def stage(live: Stage, agent: Agent) -> AsyncIterator[Stage]:
     await live.adopt(["training"])
     await live.queue(2, preemption={"withinQueue": "LowerPriority"})
     yield live
-    for job in await live.jobs():
-        await live.delete_job(job["metadata"]["name"])
-        await live.until_gone(job["metadata"]["name"])
+    await live.end_jobs()
     await live.adopt(["training"], mine=False)  # the stage removes nodes that are its own
 
 

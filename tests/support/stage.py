@@ -268,6 +268,16 @@ class Stage:
     async def delete_job(self, name: str, *, namespace: str = "") -> None:
         await self.client.request("DELETE", jobs_path(namespace or self.namespace, name))
 
+    async def end_jobs(self) -> None:
+        """Delete all jobs, also those that are going already, and wait until they are gone."""
+        for job in await self.jobs():
+            await self._quietly("DELETE", jobs_path(job["metadata"]["namespace"], job["metadata"]["name"]))
+
+        async def gone() -> bool:
+            return not await self.jobs()
+
+        await eventually(gone, "all jobs are gone")
+
     async def end_pods(self, job: str, *, exit_code: int = 0, role: str = "") -> None:
         """Have the job's running pods, or those of one role, end now."""
         annotations = {"local.queuectl.dev/run-seconds": "0", "local.queuectl.dev/exit-code": str(exit_code)}
