@@ -90,9 +90,15 @@ def owners(maintenances: Iterable[Maintenance], nodes: Mapping[str, Node], now: 
     """Return whose each node is: of the maintenance that has begun with it, else of the oldest that is not done with it.
 
     One that waits for its window, or has halted, leaves nodes with which it has not begun to others; its turn comes again.
+    Nobody else begins with a node while the word that the work there is done is still on it, which would be taken for theirs.
     """
-    found: dict[str, str] = {}
-    open_ones = [one for one in maintenances if one.phase is not Phase.FINISHED]
+    known = {one.name: one for one in maintenances}
+    found = {
+        name: node.mark.maintenance
+        for name, node in nodes.items()
+        if node.mark.done and _is_done_with(known.get(node.mark.maintenance), name)
+    }
+    open_ones = [one for one in known.values() if one.phase is not Phase.FINISHED]
     open_ones.sort(key=lambda one: (one.created_at, one.name))
     for one in open_ones:
         for state in one.states:
@@ -104,6 +110,11 @@ def owners(maintenances: Iterable[Maintenance], nodes: Mapping[str, Node], now: 
             if name not in over:
                 found.setdefault(name, one.name)
     return found
+
+
+def _is_done_with(maintenance: Maintenance | None, node: str) -> bool:
+    states = maintenance.states if maintenance else ()
+    return any(state.name == node and state.phase in OVER for state in states)
 
 
 def most(maintenance: Maintenance, nodes: int) -> int:

@@ -328,3 +328,25 @@ async def test_a_test_pod_may_be_over_before_its_creation_is_answered() -> None:
     assert [
         node["message"] for node in cluster.api.objects[M]["status"]["nodes"] if "succeeded" not in node["message"]
     ] == []
+
+
+async def test_the_word_that_work_is_done_is_of_one_maintenance_and_not_of_the_next_of_that_node() -> None:
+    cluster = Cluster(nodes=["n0"], test=None)
+    first = cluster.api.objects[M]
+    meta = first["metadata"] | {"name": "m2", "uid": "u2", "creationTimestamp": "2026-12-01T00:01:00Z"}
+    cluster.api.put(f"{M}2", first | {"metadata": meta})
+    cluster.leave("a")
+
+    async def settle() -> list[str]:
+        for _ in range(5):
+            cluster.deliver()
+            await cluster.look()
+        return [cluster.api.objects[path]["status"]["nodes"][0]["phase"] for path in (M, f"{M}2")]
+
+    assert await settle() == ["Safe", "Pending"]
+    cluster.say_done("Safe")
+    assert await settle() == ["Released", "Safe"]
+    cluster.say_done("Released")
+    assert await settle() == ["Released", "Released"]
+    item = cluster.api.objects[node_path(0)]
+    assert (item["spec"].get("unschedulable"), item["metadata"]["annotations"]) == (None, {})

@@ -299,6 +299,16 @@ def test_who_waits_leaves_nodes_with_which_it_has_not_begun_to_others(older: Mai
     assert owners([over, older], place.nodes, NOW)["n0"] == "older"
 
 
+def test_a_node_is_of_who_was_said_to_be_done_until_that_word_is_taken() -> None:
+    place, later = Place(1), Maintenance("later", nodes=("n0",), created_at=20.0)
+    place.step(later)
+    place.say_done("n0")
+    over = replace(place.one, phase=Phase.FINISHED, states=(NodeState("n0", NodePhase.RELEASED, NOW),))
+    assert owners([over, later], place.nodes, NOW) == {"n0": "m"}
+    place.nodes["n0"] = replace(place.nodes["n0"], mark=Mark())
+    assert owners([over, later], place.nodes, NOW) == {"n0": "later"}
+
+
 def test_nodes_come_and_go() -> None:
     place = Place(3, nodes=(), selector=(("pool", "a"),))
     assert place.step() is Phase.WAITING
